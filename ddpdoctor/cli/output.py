@@ -165,7 +165,8 @@ def end_status() -> None:
 
 def write(stream: TextIO, text: str) -> bool:
     """Write text, escaped for the stream. If a pipe's reader is gone, drop all from now on and return False."""
-    end_status()
+    if _shown:
+        end_status()
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import sys
 import textwrap
 from dataclasses import MISSING
 from pathlib import Path
@@ -123,32 +124,23 @@ def write_examples(formatter: Any, name: str) -> None:
                 formatter.write(f"{indent}{command}\n{indent}    {what}\n")
 
 
-class OurWords:
-    """Refuses a wrong command line in our words, not in Typer's."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises ``UserError``."""
-        words, params = list(args), ctx.command.get_params(ctx)
-        try:
-            rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
-        except UsageError as error:
-            if not words:  # the help
-                raise
-            name, param = getattr(error, "option_name", ""), getattr(error, "param", None)
-            what, hint = error.message, f"`{ctx.command_path} --help` lists the options."
-            if hasattr(error, "possibilities"):
-                names = [option for param in params for option in param.opts if option.startswith("--")]
-                what, hint = f"{ctx.command_path} has no option {name}", nearest(name, names, hint)
-            elif name:
-                takes_none = any(name in param.opts and getattr(param, "is_flag", False) for param in params)
-                what = f"the option {name} {'takes no' if takes_none else 'needs a'} value"
-            elif param is not None:
-                what = f"{ctx.command_path} needs {param.metavar or param.name}"
-            raise UserError(what, help=hint) from error
-        return rest
+def explain_use(error: Any, command: str) -> UserError:
+    """Say in our words what is wrong with a command line that Typer refuses."""
+    name, param, params = getattr(error, "option_name", ""), getattr(error, "param", None), []
+    what, hint = error.message, f"`{command} --help` lists the options."
+    if error.ctx is not None:
+        params = error.ctx.command.get_params(error.ctx)
+    if hasattr(error, "possibilities"):
+        names = [option for param in params for option in param.opts if option.startswith("--")]
+        what, hint = f"{command} has no option {name}", nearest(name, names, hint)
+    elif name:
+        what = f"the option {name} {'takes no' if 'not take' in what else 'needs a'} value"
+    elif param is not None:
+        what = f"{command} needs {param.metavar or param.name}"
+    return UserError(what, help=hint)
 
 
-class Verb(OurWords, TyperCommand):
+class Verb(TyperCommand):
     """A command whose help shows options by subject, then examples."""
 
     format_options = write_options
@@ -164,10 +156,10 @@ class RankVerb(Verb):
         """Parse the arguments. Without a launcher, errors are shown as for every command."""
         try:
             return super().parse_args(ctx, args)
-        except UserError as error:
+        except (UsageError, UserError) as error:
             from ddpdoctor.cli.ranks import refuse
 
-            status = refuse(error)
+            status = refuse(error if isinstance(error, UserError) else explain_use(error, ctx.command_path))
             if status is None:
                 raise
             raise typer.Exit(status) from error
@@ -199,7 +191,7 @@ KINDS = {
 }  # fmt: skip
 
 
-class Verbs(OurWords, TyperGroup):
+class Verbs(TyperGroup):
     """The program. It builds the called command, and lists all commands by subject."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is Typer's
@@ -306,8 +298,13 @@ def read_command_line(words: Sequence[str]) -> tuple[Callable[[Any], int], Any]:
     """
     asked: list[tuple[Callable[[Any], int], Any]] = []
     try:
-        app(list(words), prog_name="ddpdoctor", obj=asked)
-    except SystemExit:
-        if not asked:
-            raise
+        status = app(list(words), prog_name="ddpdoctor", obj=asked, standalone_mode=False)
+    except UsageError as error:
+        if not words:  # the help
+            error.show()
+            sys.exit(error.exit_code)
+        verb = next((word for word in words if word in VERBS), "")
+        raise explain_use(error, f"ddpdoctor {verb}".strip()) from error
+    if not asked:
+        sys.exit(status)
     return asked[0]

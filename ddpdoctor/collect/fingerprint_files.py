@@ -369,9 +369,7 @@ def unpack_points(kept: StreamKept, rows_read: RowsRead) -> Points:
                 raise ValueError("a side without a table, or without texts")
             fingerprints = bytes.fromhex(side.fingerprints)
             if len(fingerprints) != sizes[side.table] or not members.issuperset(side.ranks):
-                raise ValueError(
-                    "a side whose fingerprints are not those of its table, or whose ranks are not in its group"
-                )
+                raise ValueError("a side with the fingerprints of another table, or with ranks outside its group")
             for rank, text in zip(side.ranks, map(json.loads, side.texts), strict=True):
                 if not isinstance(text, dict):
                     raise TypeError("a text that is not a JSON object")

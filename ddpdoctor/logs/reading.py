@@ -13,7 +13,7 @@ from time import gmtime
 from typing import TYPE_CHECKING
 
 from ddpdoctor.logs.files import HEAD_BYTES, MOST_BYTES, MOST_UNPACKED, find_files, is_text, open_file
-from ddpdoctor.logs.lines import Document, Funnel, LogSplitter
+from ddpdoctor.logs.lines import Document, Funnel, LineReader, LogSplitter
 from ddpdoctor.logs.nccl_log import WANTED_INFO, NcclLogReader
 from ddpdoctor.model import log_facts as lf
 from ddpdoctor.model.attached import AskedNodes, AttachedJob
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ddpdoctor.logs.files import FileContent, LogFile
-    from ddpdoctor.logs.lines import DocumentFormat, LineReader
+    from ddpdoctor.logs.lines import DocumentFormat
     from ddpdoctor.model.attached import JobIdentity
 
 
@@ -140,9 +140,7 @@ def choose_dumps(dumps: Sequence[lf.FlightDump]) -> tuple[list[lf.FlightDump], d
             # `attach` saved a rank's dumps of its two looks in files whose names differ only in the look.
             sources = {candidate.spot.source.replace("look_2/", "look_1/") for candidate in (dump, newest)}
             if dump is not newest and len(sources) > 1:
-                left_out[dump.spot.source] = (
-                    f"left out: another dump of rank {rank}; {newest.spot.source} is the newest"
-                )
+                left_out[dump.spot.source] = f"left out: another dump of rank {rank}; {newest.spot.source} is newer"
     return kept, left_out
 
 
@@ -458,7 +456,8 @@ class _Log:
             block = stream.read(BLOCK_BYTES) if self.bytes < MOST_UNPACKED else b""
             self._take(whole, last=not block)
         self._take(rest, last=True)
-        self._keep([(reader.name, fact) for reader in self._awake for fact in reader.end()])
+        ending = [reader for reader in self._awake if type(reader).end is not LineReader.end]
+        self._keep([(reader.name, fact) for reader in ending for fact in reader.end()])
         problem = stream.problem or ("longer than 64 GiB" if self.bytes >= MOST_UNPACKED else "")
         source, formats = self.splitter.source, tuple(self.formats)
         return lf.Read(source=source, formats=formats, lines=self.lines, bytes=self.bytes, problem=problem)
