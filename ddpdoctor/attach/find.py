@@ -88,7 +88,7 @@ def find_jobs() -> FoundJobs:
     for identity, members in grouped_ranks.items():
         members.sort(key=lambda member: member.pid)
         unknown = [member.pid for member in members if member.rank is None]
-        ranks = sorted((_seen(member, unknown) for member in members), key=lambda rank: (rank.rank or 0, rank.pid))
+        ranks = sorted((_seen_rank(member, unknown) for member in members), key=lambda rank: (rank.rank or 0, rank.pid))
         # Two of one name get their port or parent added.
         shown = replace(identity, name=_longer_name(identity)) if names.count(identity.name) > 1 else identity
         environments = {member.pid: member.env for member in members}
@@ -175,7 +175,7 @@ def _longer_name(identity: JobIdentity) -> str:
     return f"{identity.name}@{identity.master_port or identity.step or identity.parent_pid}"
 
 
-def _seen(candidate: Candidate, unknown: list[int]) -> SeenRank:
+def _seen_rank(candidate: Candidate, unknown: list[int]) -> SeenRank:
     """Return a rank. ``unknown`` are the pids of all whose variables do not say which one they are."""
     env, ordered = candidate.env, candidate.rank is None
     rank = unknown.index(candidate.pid) if ordered else candidate.rank

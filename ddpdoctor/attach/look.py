@@ -272,7 +272,7 @@ def compare_looks(first: JobLook, second: JobLook) -> tuple[RankMovement, ...]:
     found = []
     for before, after in zip(first.ranks, second.ranks, strict=True):
         others = frozenset().union(*(ends[pid] for pid in ends if pid != after.rank.pid))
-        found.append(_compare((before, first.raw), (after, second.raw), others))
+        found.append(_compare_looks((before, first.raw), (after, second.raw), others))
     return tuple(found)
 
 
@@ -283,7 +283,7 @@ def of_job(movements: Iterable[RankMovement]) -> Movement:
     return Movement.STILL if Movement.STILL in seen else Movement.UNKNOWN
 
 
-def _compare(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) -> RankMovement:
+def _compare_looks(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) -> RankMovement:
     old, new = before[0].process, after[0].process
     if old is None or new is None or old.main_switches is None or new.main_switches is None:
         slept = None

@@ -162,17 +162,17 @@ def ask_ras(host: str, port: int) -> RasAnswer | Refusal:
     deadline = time.monotonic() + RAS_LIMIT_S
     try:
         with socket.create_connection((host, port), timeout=RAS_LIMIT_S) as made:
-            greeting = _ask(made, b"CLIENT PROTOCOL 2\n", deadline)
+            greeting = _send_line(made, b"CLIENT PROTOCOL 2\n", deadline)
             if not greeting.startswith(b"SERVER PROTOCOL"):
                 return Refusal(source=RAS, reason=f"the server on port {port} is not NCCL's RAS")
-            _ask(made, b"TIMEOUT %d\n" % RANKS_TIMEOUT_S, deadline)
-            is_json = _ask(made, b"SET FORMAT json\n", deadline).startswith(b"OK")
-            return RasAnswer(text=_ask(made, b"VERBOSE STATUS\n", deadline, to_the_end=True), is_json=is_json)
+            _send_line(made, b"TIMEOUT %d\n" % RANKS_TIMEOUT_S, deadline)
+            is_json = _send_line(made, b"SET FORMAT json\n", deadline).startswith(b"OK")
+            return RasAnswer(text=_send_line(made, b"VERBOSE STATUS\n", deadline, to_the_end=True), is_json=is_json)
     except OSError as error:
         return Refusal(source=RAS, reason=f"NCCL's RAS on port {port} gave an incomplete answer: {error}")
 
 
-def _ask(connection: socket.socket, line: bytes, deadline: float, *, to_the_end: bool = False) -> bytes:
+def _send_line(connection: socket.socket, line: bytes, deadline: float, *, to_the_end: bool = False) -> bytes:
     """Send a line; return the line of the answer, or all that comes until the other side closes."""
     connection.sendall(line)
     data = bytearray()

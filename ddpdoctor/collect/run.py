@@ -55,7 +55,7 @@ def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
                 f"{folder} is damaged: {name} in it is not a folder, or is a link",
                 help="Copy the run folder with the files instead of links, for example with `cp -rL` or tar.",
             )
-    run = _read_run(folder)
+    run = _read_run_json(folder)
     try:
         contents: dict[int, ring_reading.RingContent] = {}  # the latest ring of each pid
         damaged: dict[int, str] = {}
@@ -146,7 +146,7 @@ def _damage(folder: Path, error: Exception) -> UserError:
     return UserError(f"{folder} is damaged, and cannot be judged ({type(error).__name__}: {error})")
 
 
-def _read_run(folder: Path) -> facts.Run:
+def _read_run_json(folder: Path) -> facts.Run:
     try:
         plain = run_files.load_json(folder / "run.json")
     except run_files.DAMAGED:

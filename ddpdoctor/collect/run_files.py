@@ -388,7 +388,7 @@ def read_excerpt(file: str, line: int, unchanged_since_s: float) -> SourceExcerp
         return None
     first = max(1, line - AROUND)
     shown = lines[first - 1 : line + AROUND]
-    return SourceExcerpt(file=file, first=first, lines=_shown(shown), blamed=line)
+    return SourceExcerpt(file=file, first=first, lines=_source_lines(shown), blamed=line)
 
 
 def load_excerpt(folder: Path, file: str, line: int) -> SourceExcerpt | None:
@@ -396,7 +396,7 @@ def load_excerpt(folder: Path, file: str, line: int) -> SourceExcerpt | None:
     kept = load(SourceExcerpt, folder / SOURCE_NAME)
     if kept is None or (kept.file, kept.blamed) != (file, line) or not kept.first <= line < kept.first + AROUND + 1:
         return None
-    lines = _shown(kept.lines[: 2 * AROUND + 1])
+    lines = _source_lines(kept.lines[: 2 * AROUND + 1])
     return SourceExcerpt(file=file, first=kept.first, lines=lines, blamed=line) if lines else None
 
 
@@ -428,7 +428,7 @@ def _read_source(path: Path, unchanged_since_s: float) -> bytes:
         raise OSError(str(error)) from error
 
 
-def _shown(lines: Iterable[str]) -> tuple[str, ...]:
+def _source_lines(lines: Iterable[str]) -> tuple[str, ...]:
     shown = (hide_in_text(line.expandtabs(4).rstrip()) for line in lines)
     return tuple(line if len(line) <= MAX_WIDTH else line[: MAX_WIDTH - 3] + "..." for line in shown)
 

@@ -405,7 +405,7 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
             tensors=1,
             peer=None,
             redop=None,
-            site=_innermost(frames),
+            site=_innermost_frame(frames),
             started_ns=moved_ns,
             ended_ns=None,
             is_async=False,
@@ -443,7 +443,7 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
             ),
         ),
         raised=tuple(raised),
-        last_place=_innermost(frames),
+        last_place=_innermost_frame(frames),
         last_progress_ns=moved_ns if position.error is None else None,
     )
 
@@ -464,7 +464,7 @@ def _who(member: Member) -> dict[str, Any]:
     return {"rank": member.rank, "local_rank": member.local_rank, "host": member.host, "pid": member.pid, "attempt": 0}
 
 
-def _innermost(frames: tuple[Frame, ...]) -> Frame | None:
+def _innermost_frame(frames: tuple[Frame, ...]) -> Frame | None:
     user = [frame for frame in frames if frame.user]
     own = [frame for frame in frames if frame.file.startswith(_OWN_FOLDER)]
     return next(reversed(user or own), None)

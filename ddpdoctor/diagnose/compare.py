@@ -174,8 +174,8 @@ def diff_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Repor
         if differ if in_both and topic is not Topic.VERDICT else not in_both and topic in ONE_SIDED:
             differences.append(RunDifference(topic=topic, name=name, first=_value_words(a), second=_value_words(b)))
     found = RunDifferences(
-        first=_about(*first),
-        second=_about(*second),
+        first=_compared_run(*first),
+        second=_compared_run(*second),
         differences=tuple(differences),
         compared=_names(topics[0] & topics[1]),
         not_compared=_names((topics[0] ^ topics[1]) - ONE_SIDED),
@@ -190,7 +190,7 @@ def _names(topics: set[Topic]) -> tuple[str, ...]:
     return tuple(topic.value for topic in Topic if topic in topics)
 
 
-def _about(name: str, report: Report) -> ComparedRun:
+def _compared_run(name: str, report: Report) -> ComparedRun:
     verdict = report.verdict
     ended = report.job.status.value if report.job is not None else ""
     said = f"{verdict.code} {verdict.kind}" if verdict is not None else "no problem found"

@@ -296,7 +296,7 @@ def read_histories(folder: Path, read_report: ReadReport) -> tuple[tuple[History
     unread = []
     for path in find_runs(folder):
         try:
-            run = _read_run(path, read_report)
+            run = _read_starts(path, read_report)
         except UserError as error:
             unread.append(f"{path}: {error.message}")
             continue
@@ -329,7 +329,7 @@ def job_key(command: Sequence[str]) -> tuple[str, ...]:
     return tuple(key)
 
 
-def _read_run(path: Path, read_report: ReadReport) -> tuple[tuple[str, ...], tuple[Start, ...]] | None:
+def _read_starts(path: Path, read_report: ReadReport) -> tuple[tuple[str, ...], tuple[Start, ...]] | None:
     """Return the command and the starts in a run folder, or None if the folder is not that of a job."""
     saved = read_saved_run(path) if is_file(path / RUN_MARK) else None
     if saved is not None and saved.own.end is None and read_live(path).is_running:
@@ -358,7 +358,7 @@ def _read_run(path: Path, read_report: ReadReport) -> tuple[tuple[str, ...], tup
         start = _start(path, attempt)
         if saved is not None:
             with suppress(UserError):  # its records are gone or damaged
-                launched = _time(saved.own.run.started_at)
+                launched = _parse_time(saved.own.run.started_at)
                 start = with_past(start, saved, launched, is_last=attempt is attempts[-1])
         starts.append(start)
     return command, tuple(starts)
@@ -377,10 +377,10 @@ def _start(path: Path, attempt: Attempt) -> Start:
         run=str(path),
         attempt=attempt.attempt,
         status=attempt.status,
-        began_at=_time(attempt.started_at),
+        began_at=_parse_time(attempt.started_at),
         first_step_at=None,
         last_progress_at=None,
-        ended_at=_time(attempt.ended_at),
+        ended_at=_parse_time(attempt.ended_at),
         steps=max((row.step or 0 for row in attempt.ranks), default=0),
         hosts=len({row.host for row in attempt.ranks}),
         code=verdict.code if verdict is not None else "",
@@ -390,7 +390,7 @@ def _start(path: Path, attempt: Attempt) -> Start:
     )
 
 
-def _time(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     try:
         time = datetime.fromisoformat((text or "").replace("Z", "+00:00"))
     except ValueError:

@@ -205,12 +205,12 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
     samples = last_samples(state.facts)
     rows = [_row(rank, facts, state, inside.get(rank), samples.get(rank)) for rank, facts in sorted(by_rank.items())]
     pictures, crashed = log_pictures(state, rows, pick_verdict(judged.findings))
-    checks, data = (*judged.checks, *crashed), {"verb": verb, "evidence": _about(state), **pictures}
+    checks, data = (*judged.checks, *crashed), {"verb": verb, "evidence": _about_logs(state), **pictures}
     found = judged.findings
     return make_report(command=command, started_at=started_at, findings=found, checks=checks, data=data, ranks=rows)
 
 
-def _about(state: RunState) -> dict[str, Any]:
+def _about_logs(state: RunState) -> dict[str, Any]:
     logs = state.logs
     refused = (refusal.words(ranks) for refusal, ranks in state.refusals())
     told = (fact.words for fact in state.all[Hint] if fact.words)

@@ -366,7 +366,7 @@ def _ended_spans(
     rank: Rank, chosen: ChosenCalls, arrivals: Arrivals, clock: TimelineClock, tail: Span | None, *, waits: bool
 ) -> Iterator[tuple[Span, bool]]:
     """Yield the spans of ended calls, and whether each is one in which the main thread was."""
-    calls, words = chosen.calls, [_words(rank, kind) for kind in chosen.calls.kinds]
+    calls, words = chosen.calls, [_kind_span(rank, kind) for kind in chosen.calls.kinds]
     reductions = find_reductions(rank, chosen.from_ns)
     columns = zip(calls.which, calls.numbers, calls.started_ns, calls.ended_ns, call_keys(rank, calls), strict=True)
     for which, number, started_ns, ended_ns, key in columns:
@@ -393,7 +393,7 @@ def _ended_spans(
             yield from ((part, is_main) for part in _split(span, come_ns, clock))
 
 
-def _words(rank: Rank, kind: CallKind) -> Span:
+def _kind_span(rank: Rank, kind: CallKind) -> Span:
     """Return a span with all that calls of one kind share. If they have numbers, its own is 0."""
     is_numbered, state = kind.numbered, own_state(rank, kind.group)
     group = "" if not is_numbered or kind.group == default_name(rank) else kind.group
@@ -434,7 +434,7 @@ def checkpoint_spans(rank: Rank, clock: TimelineClock) -> tuple[Span, ...]:
 
 
 def open_span(rank: Rank, call: Call, clock: TimelineClock) -> Span:
-    return replace(_words(rank, call.kind), start_ms=clock.ms(call.started_ns), number=call.seq)
+    return replace(_kind_span(rank, call.kind), start_ms=clock.ms(call.started_ns), number=call.seq)
 
 
 def _end_of(span: Span, clock: TimelineClock) -> float:

@@ -102,10 +102,10 @@ def read_outlook(folder: Path) -> str:
         return ""
     count = count_of(len(trial.settings) - 2, "setting")
     seconds = trial.needed_steps * fmean(steps_ms) / 1e3
-    return f"{count} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {_about(seconds)} in total"
+    return f"{count} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {_rough_time(seconds)} in total"
 
 
-def _about(seconds: float) -> str:
+def _rough_time(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min" if seconds > 2 * 60 else f"about {seconds:.0f} s"
 
 
@@ -240,7 +240,7 @@ def order_launches(plan: RestartPlan, rounds: int) -> list[tuple[int, str]]:
 def describe_plan(plan: RestartPlan, rounds: int) -> str:
     count = len(order_launches(plan, rounds))
     titles = ", ".join(map(words_of_setting, plan.settings))
-    size = f"{count} launches, {_about(count * plan.launch_s)} in total"
+    size = f"{count} launches, {_rough_time(count * plan.launch_s)} in total"
     return f"{plan.why}. Tried by restarts: {titles}, in {count_of(rounds, 'round')}: {size}"
 
 

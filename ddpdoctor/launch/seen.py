@@ -256,14 +256,14 @@ class WorkersSeen:
     _errors: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def keep(self, ring: Path) -> None:
-        content = _read(ring)
+        content = _read_ring(ring)
         for rank, error in errors_of_child(content) if content is not None else ():
             known = self._errors.setdefault(rank, [])
             known[KEPT_ERRORS - 1 :] = [error]
         if content is None:
             return
         others = ring.parent.glob
-        parent = owner_of(content, lambda pid: next(filter(None, map(_read, others(f"{pid}-*.ring"))), None))
+        parent = owner_of(content, lambda pid: next(filter(None, map(_read_ring, others(f"{pid}-*.ring"))), None))
         if parent is None:
             return
         before = self._fetches.setdefault(parent, [0] * FETCH_CELLS)
@@ -281,7 +281,7 @@ class WorkersSeen:
         return {"child_lines": lines, "child_fetches": fetches, "child_errors": errors}
 
 
-def _read(ring: Path) -> ring_reading.RingContent | None:
+def _read_ring(ring: Path) -> ring_reading.RingContent | None:
     try:
         return ring_reading.read_ring_file(ring)
     except (OSError, ring_reading.DamagedRingError):

@@ -200,7 +200,7 @@ def _build_group(
         known: dict[bytes, int] = {}
         which = array("I", [known.setdefault(marshal.dumps(_pick_call(entry), 2), len(known)) for entry in entries])
         different = {number: entry for entry, number in zip(reversed(entries), reversed(which), strict=True)}
-        calls: tuple[tuple[FlightCall, ...], ...] = tuple((_call(different[at]),) for at in range(len(known)))
+        calls: tuple[tuple[FlightCall, ...], ...] = tuple((_flight_call(different[at]),) for at in range(len(known)))
         ends = firsts = entries
     else:
         blocks = _blocks(entries)
@@ -209,7 +209,7 @@ def _build_group(
         which = array("I")
         for block in blocks:
             parts = [entry for entry in block if _op(entry) != _ENDS[0]] or block
-            which.append(ids.setdefault(tuple(sorted(map(_call, parts))), len(ids)))
+            which.append(ids.setdefault(tuple(sorted(map(_flight_call, parts))), len(ids)))
         calls = tuple(ids)
         firsts, ends = [block[0] for block in blocks], [block[-1] for block in blocks]
         numbers = _column(firsts, "collective_seq_id")
@@ -246,7 +246,7 @@ def _blocks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
     return blocks
 
 
-def _call(entry: _Entry) -> FlightCall:
+def _flight_call(entry: _Entry) -> FlightCall:
     sizes, numels_out = entry.get("input_sizes"), _numels(entry.get("output_sizes"))
     shape = next(iter(_shapes(sizes)), ())
     return FlightCall(op_name(_op(entry)), _numels(sizes), numels_out, shape, _dtype(entry))

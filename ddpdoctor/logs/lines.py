@@ -431,7 +431,7 @@ class LogSplitter:
                 fields = {name: value for name, value in match.groupdict().items() if value is not None}
                 is_torchs = match.re is _TORCH
                 said = {**said, **_who_fields(fields)} if is_torchs else {**_who_fields(fields), **said}
-                time = time or _time(fields)
+                time = time or _prefix_time(fields)
             elif (learned := self._match_learned(text, at)) is not None:
                 shape, match = learned
                 names = (name for group, name in enumerate(match.groups(), 1) if group not in shape.counters)
@@ -586,7 +586,7 @@ class LogSplitter:
             at += 1
         if not self._is_begun and at == 0:
             margins = [raw[: len(raw) - len(raw.lstrip())] for raw in raws if raw.strip()]
-            self._indentation = _common(margins) if len(margins) >= _FEW_LINES else ""
+            self._indentation = _common_margin(margins) if len(margins) >= _FEW_LINES else ""
             if self._indentation:
                 raws[:] = [raw.removeprefix(self._indentation) for raw in raws]
                 return
@@ -640,7 +640,7 @@ def _numbering_of(raws: Sequence[str]) -> re.Pattern[str] | None:
         elif all(token.lastgroup == "clock" for token in column):
             parts.append(_LOOSE["clock"])
         elif all(word.isspace() for word in words):
-            same = _common(words)  # what goes beyond it is indentation of the text
+            same = _common_margin(words)  # what goes beyond it is indentation of the text
             parts.append(re.escape(same))
             if len(set(words)) > 1:
                 end = len(parts) if same else end
@@ -656,7 +656,7 @@ def _numbering_of(raws: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile("".join(parts[:end]))
 
 
-def _common(margins: Sequence[str]) -> str:
+def _common_margin(margins: Sequence[str]) -> str:
     low, high = min(margins), max(margins)
     same = (at for at, (letter, other) in enumerate(zip(low, high, strict=False)) if letter != other)
     return low[: next(same, len(low))]
@@ -738,7 +738,7 @@ def _who_fields(fields: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-def _time(fields: dict[str, str]) -> Time | None:
+def _prefix_time(fields: dict[str, str]) -> Time | None:
     """Return the time in a prefix. A time without a date is comparable only to other such times."""
     if "boot" in fields:
         return Time(seconds=float(fields["boot"]), clock="")

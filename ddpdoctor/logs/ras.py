@@ -439,7 +439,7 @@ class RasReader(LineReader):
         on = _ON_RANKS.search(text)
         ranks = [int(rank) for rank in re.findall(r"\d+", on["ranks"])[:MOST_PROCESSES]] if on is not None else []
         if found["tag"] == "OK" or _VALUE.match(text):
-            facts: list[lf.Fact] = [] if _VALUE.match(text) else [_note(text, common)]
+            facts: list[lf.Fact] = [] if _VALUE.match(text) else [_diagnostics_hint(text, common)]
         elif (edge := _EDGE.search(text)) is not None:
             path = f" over {edge['path']}" if edge["path"] else ""
             problem = (
@@ -458,9 +458,9 @@ class RasReader(LineReader):
             problem = f"links between GPUs are inactive on {rank_list(ranks)}, according to NCCL's diagnostics"
             facts = [lf.Link(who=host, problem=problem, fix="check them: `nvidia-smi nvlink -s`, `dmesg -T`", **common)]
         elif (differs := _DIFFERS.search(text)) is not None:
-            facts = [_note(f"{differs['name']} differs between ranks", common)]
+            facts = [_diagnostics_hint(f"{differs['name']} differs between ranks", common)]
         else:
-            facts = [_note(text, common)]
+            facts = [_diagnostics_hint(text, common)]
         across = _ACROSS.search(text)
         self._diagnosed += [(int(across["all"]) if across is not None else 0, fact) for fact in facts]
 
@@ -472,7 +472,7 @@ _CHECK_P2P = (
 _RESET = "drain the node; reset or replace the GPU: `nvidia-smi -q -d ECC`, `nvidia-smi --gpu-reset`"
 
 
-def _note(text: str, common: dict[str, Any]) -> lf.Hint:
+def _diagnostics_hint(text: str, common: dict[str, Any]) -> lf.Hint:
     return lf.Hint(words=f"NCCL's diagnostics: {quote(text)}", kind="nccl-diagnostics", **common)
 
 
@@ -574,18 +574,18 @@ def _of_json(body: Any, spot: lf.Spot) -> RasReport | None:
 
 def _json_communicator(report: RasReport, body: dict[str, Any]) -> None:
     comm = report.communicator(str(body.get("hash", "")), None)
-    comm.size = _number(body.get("size"))
+    comm.size = _whole_number(body.get("size"))
     for member in _dicts(body.get("ranks"))[:MOST_PROCESSES]:
-        rank, process = _number(member.get("rank")), _json_process(member)
+        rank, process = _whole_number(member.get("rank")), _json_process(member)
         if rank is None:
             continue
         comm.processes[rank] = process
         counts = member.get("collective_counts")
         if isinstance(counts, dict):
-            numbers = {str(op): _number(value) for op, value in counts.items()}
+            numbers = {str(op): _whole_number(value) for op, value in counts.items()}
             comm.counts[rank] = {op: number for op, number in numbers.items() if number is not None}
         status = member["status"] if isinstance(member.get("status"), dict) else {}
-        codes = [_number(status.get(name)) for name in ("init_state", "async_error")]
+        codes = [_whole_number(status.get(name)) for name in ("init_state", "async_error")]
         comm.unready += [rank] if codes[0] == _IN_PROGRESS else []
         for words in filter(None, (_ERRORS.get(code or 0) for code in codes)):
             said = f"rank {rank}: {words}"
@@ -593,7 +593,7 @@ def _json_communicator(report: RasReport, body: dict[str, Any]) -> None:
                 op="error", status=words, number=0, count=1, spot=report.spot, said=said, ranks={rank: process}
             ))  # fmt: skip
     for member in _dicts(body.get("missing_ranks"))[:MOST_PROCESSES]:
-        rank = _number(member.get("rank"))
+        rank = _whole_number(member.get("rank"))
         status = member.get("status")
         dead = isinstance(status, dict) and bool(status.get("considered_dead"))
         answers = isinstance(status, dict) and status.get("unresponsive") is False and not dead
@@ -613,11 +613,11 @@ _ERRORS = {
 
 
 def _json_process(member: dict[str, Any]) -> RasProcess | None:
-    pid, host = _number(member.get("pid")), member.get("host")
+    pid, host = _whole_number(member.get("pid")), member.get("host")
     return RasProcess(pid=pid, node=host) if pid is not None and isinstance(host, str) else None
 
 
-def _number(value: Any) -> int | None:
+def _whole_number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else None
 
 

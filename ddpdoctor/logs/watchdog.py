@@ -78,7 +78,7 @@ _NO_GIL = "Could not acquire GIL within"
 _STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d{1,9}) seconds|Heartbeat monitor timed out!")
 
 
-def _numbers(found: re.Match[str]) -> dict[str, Any]:
+def _work_numbers(found: re.Match[str]) -> dict[str, Any]:
     """Return the last works enqueued and completed: 0 for none yet (-1), None for memory that was never set."""
     return {name: _work_number(found[name]) for name in ("enqueued", "completed")}
 
@@ -95,7 +95,7 @@ def _dump_signal(said: _Said) -> list[lf.Fact]:
     common = {**said.common, "who": replace(said.who, group="", group_rank=None)}
     source = _SOURCE.search(said.text)
     told_by = int(source["rank"]) if source is not None else None
-    found: list[lf.Fact] = [lf.Reached(group_words=DEFAULT_GROUP, told_by=told_by, **_numbers(numbers), **common)]
+    found: list[lf.Fact] = [lf.Reached(group_words=DEFAULT_GROUP, told_by=told_by, **_work_numbers(numbers), **common)]
     if "from this local rank" in said.text:
         found.append(lf.Waiting(operation=lf.Operation(), timed_out=True, **common))
     elif source is not None:
@@ -374,7 +374,7 @@ class WatchdogReader(LineReader):
                 # The line of the limit itself is lacking
                 limit = lf.Waiting(operation=lf.Operation(seq=seq, **said.group), timed_out=True, **said.common)
                 self._keep(writer, _Wait(fact=limit, grouped=True))
-            numbers = _numbers(status)
+            numbers = _work_numbers(status)
             if not self._is_new(writer, said.key, said.words, *numbers.values()):
                 return []
             return [lf.Reached(**numbers, **said.group, **said.common)]

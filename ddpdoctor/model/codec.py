@@ -252,7 +252,7 @@ def _decode_dict(decode_one: Convert, plain: Any) -> dict[str, Any]:
         try:
             made[name] = decode_one(value)
         except WrongValue as wrong:
-            raise wrong.within(f"[{_shown(name)}]") from None
+            raise wrong.within(f"[{_short_repr(name)}]") from None
     return made
 
 
@@ -270,7 +270,7 @@ def _decode_union(by_json: dict[type, Convert], decode_other: Convert, plain: An
 
 def _decode_enum(values: dict[Any, Enum], plain: Any) -> Any:
     if type(plain) not in {str, int} or plain not in values:
-        raise WrongValue(f"one of {', '.join(map(str, values))} was expected, and it is {_shown(plain)}")
+        raise WrongValue(f"one of {', '.join(map(str, values))} was expected, and it is {_short_repr(plain)}")
     return values[plain]
 
 
@@ -367,6 +367,6 @@ def _name(kind: type) -> str:
     return _NAMES.get(kind, kind.__name__)
 
 
-def _shown(plain: Any) -> str:
+def _short_repr(plain: Any) -> str:
     text = repr(plain)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -62,7 +62,7 @@ def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None])
     files = []
     for number, path in enumerate(paths):
         progress(str(path))
-        files.append(_read(path, Extent(whole=not wanted.quick, digests=number in compared)))
+        files.append(_read_checkpoint(path, Extent(whole=not wanted.quick, digests=number in compared)))
     folders: dict[Path, dict[str, int]] = {path.parent: {} for path in paths}
     for folder, sizes in folders.items():
         with suppress(OSError):  # the sizes of its files, as far as they can be read
@@ -99,7 +99,7 @@ def _expand(path: Path) -> tuple[Path, ...]:
     return found
 
 
-def _read(path: Path, extent: Extent) -> saved.FileSeen:
+def _read_checkpoint(path: Path, extent: Extent) -> saved.FileSeen:
     try:
         return read_distributed(path, checksums=extent.whole) if path.is_dir() else read_file(path, extent)
     except OSError as error:
@@ -174,7 +174,7 @@ def read_distributed(folder: Path, *, checksums: bool) -> saved.FileSeen:
     try:
         with (folder / METADATA).open("rb") as file:
             root, _ = read_pickle(file)
-        items, tensors = tuple(_items(root)), tuple(_tensors(root))
+        items, tensors = tuple(_stored_items(root)), tuple(_tensors(root))
     except Unreadable as error:
         return replace(seen, state=saved.ReadState.UNREADABLE, detail=f"{METADATA}: {error}")
     # Recognize parts by the first word of their names, which the script chose
@@ -195,7 +195,7 @@ def read_distributed(folder: Path, *, checksums: bool) -> saved.FileSeen:
     )
 
 
-def _items(root: Any) -> Iterator[_Item]:
+def _stored_items(root: Any) -> Iterator[_Item]:
     for index, info in _field(root, "storage_data", dict).items():
         item = _Item(
             name=_field(index, "fqn", str), file=_field(info, "relative_path", str),
@@ -270,11 +270,11 @@ def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> 
         stripped = BEFORE.sub("", name)
         plain = (TEMPORARY.sub("", name), TEMPORARY.sub("", stripped) if stripped != name else name)
         final = next((file for file in plain if file != name and file.lower().endswith(SUFFIXES)), "").removeprefix(".")
-        if final and (of_folder or name == path.name or _shape(final) == _shape(path.name)):
+        if final and (of_folder or name == path.name or _name_shape(final) == _name_shape(path.name)):
             beside = f"{final} has {sizes[final]}" if final in sizes else f"there is no {final}"
             detail = f"{sizes[name]} bytes; {beside}"
             yield saved.Leftover(path=str(path.with_name(name)), kind="a temporary file of a write", detail=detail)
-    like = [size for name, size in sizes.items() if name != path.name and _shape(name) == _shape(path.name)]
+    like = [size for name, size in sizes.items() if name != path.name and _name_shape(name) == _name_shape(path.name)]
     if len(like) >= FEWEST_LIKE and path.name in sizes:
         usual = statistics.median(like)
         if sizes[path.name] / max(1.0, usual) < MUCH_SMALLER:
@@ -282,7 +282,7 @@ def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> 
             yield saved.Leftover(path=str(path), kind="much smaller than similar files", detail=detail)
 
 
-def _shape(name: str) -> str:
+def _name_shape(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 

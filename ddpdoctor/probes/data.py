@@ -217,7 +217,7 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
         return replace(draws, notes=(note, *draws.notes)), ()
     digests, notes = _digest_samples(base, name)
     seen = tuple(replace(epoch, sample_digests=digests) for epoch, _, _ in drawn)
-    return _describe(made, base, seen, tuple(row for _, row, _ in drawn), notes), tuple(bits for _, _, bits in drawn)
+    return _rank_draws(made, base, seen, tuple(row for _, row, _ in drawn), notes), tuple(bits for _, _, bits in drawn)
 
 
 def _draw_pass(made: Any, base: Base, rank: int, number: int, *, set_epoch: bool) -> tuple[EpochSeen, RankPass, bytes]:
@@ -253,7 +253,7 @@ def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch:
         passes = [_load_pass(made, rank, number, set_epoch=set_epoch) for number in range(1, epochs + 1)]
     stopped = not all(row.complete for _, row in passes)
     notes = (f"a pass was followed for {PASS_LIMIT_S:g} s, and stopped before its end",) if stopped else ()
-    return _describe(made, None, tuple(seen for seen, _ in passes), tuple(row for _, row in passes), notes)
+    return _rank_draws(made, None, tuple(seen for seen, _ in passes), tuple(row for _, row in passes), notes)
 
 
 def _load_pass(made: Any, rank: int, number: int, *, set_epoch: bool) -> tuple[EpochSeen, RankPass]:
@@ -293,7 +293,7 @@ def _begin_pass(loader: Any, number: int, *, set_epoch: bool) -> int | None:
     return None
 
 
-def _describe(
+def _rank_draws(
     made: Any, base: Base | None, seen: tuple[EpochSeen, ...], passes: tuple[RankPass, ...], notes: tuple[str, ...]
 ) -> RankDraws:
     dataset = getattr(made, "dataset", made) if base is None else base.dataset

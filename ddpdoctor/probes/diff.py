@@ -55,19 +55,18 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
     digests = [_digests(file) for file in saved]
     unequal = [_unequal_tensor(name, saved, digests) for name in tensors]
     unequal += [_unequal_value(name, saved) for name in values]
+    files = []
+    for path, file in zip(paths, saved, strict=True):
+        ranks = {int(number) for number in RANK.findall(path.name)} or {int(n) for n in RANK.findall(path.parent.name)}
+        files.append(SavedFile(
+            path=str(path), rank=ranks.pop() if len(ranks) == 1 else None, size_bytes=path.stat().st_size,
+            tensors=len(file.tensors), values=len(file.values), stripped=tuple(sorted(file.stripped)),
+            below=file.prefix, beside=file.beside,
+        ))  # fmt: skip
     return DiffFacts(
-        files=tuple(_describe(path, file) for path, file in zip(paths, saved, strict=True)), tensors=len(tensors),
+        files=tuple(files), tensors=len(tensors),
         values=len(values), unequal=tuple(difference for difference in unequal if difference is not None),
         incomparable=tuple(name for name in tensors if any(digest.get(name) == "" for digest in digests)),
-    )  # fmt: skip
-
-
-def _describe(path: Path, saved: Saved) -> SavedFile:
-    ranks = {int(number) for number in RANK.findall(path.name)} or {int(n) for n in RANK.findall(path.parent.name)}
-    return SavedFile(
-        path=str(path), rank=ranks.pop() if len(ranks) == 1 else None, size_bytes=path.stat().st_size,
-        tensors=len(saved.tensors), values=len(saved.values), stripped=tuple(sorted(saved.stripped)),
-        below=saved.prefix, beside=saved.beside,
     )  # fmt: skip
 
 
@@ -130,7 +129,7 @@ def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | No
             continue
         first = at + int(places[0]) if first < 0 else first
         differing += len(places)
-        a, b = _numbers(left.contiguous()[places]), _numbers(right.contiguous()[places])
+        a, b = _subtractable(left.contiguous()[places]), _subtractable(right.contiguous()[places])
         finite = torch.isfinite(a) & torch.isfinite(b)
         not_finite += int((~finite).sum())
         if not finite.any():
@@ -162,7 +161,7 @@ def _bits(tensor: Any) -> Any:
     return tensor.contiguous().view(torch.uint8).view(tensor.numel(), -1)
 
 
-def _numbers(tensor: Any) -> Any:
+def _subtractable(tensor: Any) -> Any:
     """Return the tensor in a dtype that can be subtracted. Integers beyond 2**53 are rounded."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
@@ -237,7 +236,7 @@ def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
         found.tensors[name] = (random or (Kind.BUFFER if is_buffer else kind), value)
     elif isinstance(value, dict):
         inner = Kind.STATE if value.keys() >= OPTIMIZER_KEYS else kind
-        for key, child in _items(found, value):
+        for key, child in _child_items(found, value):
             _list(found, child, (*path, key), inner)
     elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
         for number, child in enumerate(value):
@@ -247,7 +246,7 @@ def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
         found.values[name] = (random or (Kind.SETTING if is_setting else Kind.VALUE), repr(value))
 
 
-def _items(found: Saved, value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+def _child_items(found: Saved, value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
     """Yield keys and values, without the prefixes that all tensor keys share."""
     keys, prefix = [key for key, child in value.items() if hasattr(child, "shape")], ""
     while keys and all(isinstance(key, str) for key in keys):

@@ -101,7 +101,7 @@ def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting,
     try:
         addresses = look_up(host, port, LOOKUP_LIMIT_S)
     except OSError as error:
-        return (_seen(host, None, port, Contact.UNRESOLVED, describe(error), began),)
+        return (_attempt(host, None, port, Contact.UNRESOLVED, describe(error), began),)
     addresses.sort(key=lambda address: address[0] is not socket.AF_INET6)
     attempts = [_connect(host, family, address) for family, address in addresses]
     for place, attempt in enumerate(attempts):
@@ -114,7 +114,7 @@ def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting,
         except NoTorch:
             continue
         except TorchError as error:
-            attempts[place] = _seen(host, attempt.address, attempt.port, Contact.NO_STORE, str(error), began)
+            attempts[place] = _attempt(host, attempt.address, attempt.port, Contact.NO_STORE, str(error), began)
     return tuple(attempts)
 
 
@@ -140,11 +140,11 @@ def _connect(host: str, family: socket.AddressFamily, address: Any) -> Connectin
             connection.settimeout(CONNECT_LIMIT_S)
             connection.connect(address)
     except OSError as error:
-        return _seen(host, address[0], address[1], contact_of(error), describe(error), began)
-    return _seen(host, address[0], address[1], Contact.CONNECTED, "", began)
+        return _attempt(host, address[0], address[1], contact_of(error), describe(error), began)
+    return _attempt(host, address[0], address[1], Contact.CONNECTED, "", began)
 
 
-def _seen(host: str, address: str | None, port: int, contact: Contact, error: str, began: float) -> Connecting:
+def _attempt(host: str, address: str | None, port: int, contact: Contact, error: str, began: float) -> Connecting:
     took_s = time.monotonic() - began
     return Connecting(host=host, address=address, port=port, contact=contact, error=error, duration_s=took_s)
 

@@ -119,7 +119,7 @@ def _begin(loader: Any) -> Any:
         book.reported = reported
         entry = data.describe_loader(loader, known.number)
         known.samples = entry["N"]
-        known.is_noted = _note(entry, MAX_BYTES - LAST_BYTES)
+        known.is_noted = _write_entry(entry, MAX_BYTES - LAST_BYTES)
     if known.last is not None:
         _end(known, known.last)
         known.trained += known.last.backwards
@@ -203,14 +203,14 @@ def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:
 def _note_pass(known: Loader, epoch: LoaderPass, space: int = MAX_BYTES - LAST_BYTES) -> None:
     if known.is_noted and epoch.noted != (epoch.batches, epoch.ended_ns):
         epoch.noted = (epoch.batches, epoch.ended_ns)
-        _note(_entry(known, epoch), space)
+        _write_entry(_entry(known, epoch), space)
 
 
 def _entry(known: Loader, epoch: LoaderPass) -> Dict[str, Any]:
     return dict(epoch.entry(), l=known.number, tb=known.trained + epoch.backwards)
 
 
-def _note(entry: Dict[str, Any], space: int) -> bool:
+def _write_entry(entry: Dict[str, Any], space: int) -> bool:
     size = len(str(entry))
     if here.ring is None or book.bytes + size > space or not here.ring.note(entry):
         return False

@@ -160,11 +160,11 @@ class Choice:
 
     def __str__(self) -> str:
         unknown = "it is unknown which interface Gloo would use"
-        gloo = unknown if self.gloo is None else f"Gloo would use {_words(self.gloo)}"
-        return f"{gloo}, NCCL {_words(self.nccl[:1])}"
+        gloo = unknown if self.gloo is None else f"Gloo would use {_pick_words(self.gloo)}"
+        return f"{gloo}, NCCL {_pick_words(self.nccl[:1])}"
 
 
-def _words(picks: Sequence[Pick]) -> str:
+def _pick_words(picks: Sequence[Pick]) -> str:
     return " and ".join(map(str, picks)) or "no interface"
 
 

@@ -283,7 +283,7 @@ def check_consistency(  # noqa: PLR0913 - what is compared is the caller's choic
     for number, optim in enumerate(optimizers, start=1):
         _add_optimizer(own, module, optim, number if len(optimizers) > 1 else 0)
     chosen = group if group is not None else getattr(ddp, "process_group", None)
-    result = _compare(own, chosen, next(module.parameters(), None))
+    result = _compare_ranks(own, chosen, next(module.parameters(), None))
     if not result.equal and raise_on_difference:
         raise ConsistencyError(result)
     return result
@@ -356,7 +356,7 @@ def _add_optimizer(own: _Own, module: Any, optimizer: Any, number: int) -> None:
             own.values[SETTING, shown, mark.strip()] = (value, value)
 
 
-def _compare(own: _Own, group: Any, parameter: Any) -> ConsistencyResult:
+def _compare_ranks(own: _Own, group: Any, parameter: Any) -> ConsistencyResult:
     ranks = members(group)
     differences: tuple[TensorDifference, ...] = ()
     if len(ranks) > 1:

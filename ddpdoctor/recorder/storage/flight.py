@@ -150,7 +150,7 @@ def _interpret(data: bytes, stack: list[Any]) -> None:
         for opcode, argument, _ in itertools.islice(pickletools.genops(data), MOST_OPCODES):
             if opcode.name == "STOP" and stack:
                 return
-            _run(opcode.name, argument, stack, known)
+            _run_opcode(opcode.name, argument, stack, known)
     except _RefusedError:
         raise
     except (LookupError, TypeError, AttributeError, ValueError, struct.error, OverflowError, StopIteration) as error:
@@ -172,7 +172,7 @@ def _close(stack: list[Any]) -> None:
             stack[-1].update((key, value) for key, value in pairs if isinstance(key, str))
 
 
-def _run(name: str, argument: Any, stack: list[Any], known: dict[int, Any]) -> None:
+def _run_opcode(name: str, argument: Any, stack: list[Any], known: dict[int, Any]) -> None:
     if name in _VALUES:
         stack.append(argument)
     elif name in _CONSTANTS:

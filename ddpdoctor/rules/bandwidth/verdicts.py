@@ -50,8 +50,8 @@ def check_below(measured: Measured) -> Answer:
             sure = source == EXPECT or (one_host and source.startswith("http"))
             problems.append(Problem(
                 summary=f"{name_case(curve)}: {curve.verdict}",
-                evidence=(*shown, *_reasons(measured)),
-                fix=_fix(measured),
+                evidence=(*shown, *_reason_words(measured)),
+                fix=_first_fix(measured),
                 severity=Severity.ERROR if source == EXPECT else Severity.WARNING,
                 confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
             ))  # fmt: skip
@@ -98,8 +98,8 @@ def _compare_with_baseline(measured: Measured, fail_below: float) -> tuple[list[
         return [], doubts
     more = f" {len(below) - 1} more of {count} sizes are below it." if len(below) > 1 else ""
     summary = f"{_change(below[0])}: below --fail-below {fail_below:.0%} of {comparison.baseline}.{more}"
-    evidence = (*map(_change, below[:SHOWN]), *comparison.differences, *_reasons(measured))
-    problem = Problem(summary=summary, evidence=evidence, fix=_fix(measured), severity=Severity.ERROR)
+    evidence = (*map(_change, below[:SHOWN]), *comparison.differences, *_reason_words(measured))
+    problem = Problem(summary=summary, evidence=evidence, fix=_first_fix(measured), severity=Severity.ERROR)
     return [problem], doubts
 
 
@@ -111,11 +111,11 @@ def _change(change: Change) -> str:
     )
 
 
-def _reasons(measured: Measured) -> tuple[str, ...]:
+def _reason_words(measured: Measured) -> tuple[str, ...]:
     return tuple(f"{reason.text} [{reason.source}]" for reason in measured.reasons)
 
 
-def _fix(measured: Measured) -> str:
+def _first_fix(measured: Measured) -> str:
     fixes = [reason.fix for reason in measured.reasons if reason.fix]
     return fixes[0] if fixes else MEASURE_MORE
 

@@ -110,8 +110,8 @@ def check_values(seen: Checkpoints) -> Answer:
         total = f"; {some([each.name for each in worst], 'tensor')} in total" if len(worst) > 1 else ""
         problems.append(Problem(
             severity=None if broken else Severity.WARNING,
-            summary=f"{file.path} has {what}: {_words(worst[0])}{total}",
-            evidence=tuple(_words(each) for each in worst[1:4]),
+            summary=f"{file.path} has {what}: {_odd_words(worst[0])}{total}",
+            evidence=tuple(_odd_words(each) for each in worst[1:4]),
             fix="go back to an earlier checkpoint, and find the step with ddpdoctor wrap"
             if broken
             else "check whether that tensor is a mask; a weight must not have such values",
@@ -120,7 +120,7 @@ def check_values(seen: Checkpoints) -> Answer:
     return judged(problems, f"values of {count_of(len(looked), 'file')} checked")
 
 
-def _words(each: OddValues) -> str:
+def _odd_words(each: OddValues) -> str:
     numbers = ((each.nan, "NaN"), (each.above, "inf"), (each.below, "-inf"))
     kinds = [f"{number} {name}" for number, name in numbers if number]
     return f"{' and '.join(kinds)} among the {count_of(each.of, 'value')} of {each.name}"
@@ -152,7 +152,7 @@ def _prefix(file: FileSeen, weights: Weights, expected: Expected | None) -> Iter
             prefix = _wrapper(name)
             inner = prefix or next(part for part in name.split(".") if part in WRAPPERS[1:]) + "."
             would = f"{exact} of {count_of(len(expected.tensors), 'tensor')} would load into {expected.function}"
-            summary = f"{_place(file, weights)}: {would}, and {stripped} without the prefix {inner}"
+            summary = f"{_weights_place(file, weights)}: {would}, and {stripped} without the prefix {inner}"
             names = f"in the file: {name}; in the model: {strip(name)}"
             evidence = (names, "load_state_dict raises an error; with strict=False it is silent")
             fix = f"for this file: {{name.replace({inner!r}, ''): value for name, value in state.items()}}"
@@ -169,7 +169,7 @@ def _prefix(file: FileSeen, weights: Weights, expected: Expected | None) -> Iter
         plain = next(tensor.name for tensor in weights.tensors if not _wrapper(tensor.name))
         yield Problem(
             severity=Severity.WARNING,
-            summary=f"{_place(file, weights)}: {len(prefixed)} of {count_of(total, 'tensor')} have the prefix "
+            summary=f"{_weights_place(file, weights)}: {len(prefixed)} of {count_of(total, 'tensor')} have the prefix "
             f"{prefix}, and the others do not: with strict=False, some tensors are silently not loaded",
             evidence=(f"with: {prefixed[0]}", f"without: {plain}"),
             fix="save and load the state dict of the same module",
@@ -177,7 +177,7 @@ def _prefix(file: FileSeen, weights: Weights, expected: Expected | None) -> Iter
     else:
         yield Problem(
             severity=Severity.INFO,
-            summary=f"{_place(file, weights)}: all {count_of(total, 'tensor')} have the prefix {prefix}: "
+            summary=f"{_weights_place(file, weights)}: all {count_of(total, 'tensor')} have the prefix {prefix}: "
             "load_state_dict fails for a model without the wrapper, and with strict=False it silently loads nothing",
             evidence=(f"for example {prefixed[0]}",),
             fix="save model.module.state_dict(); pass --model to see what would load",
@@ -201,7 +201,7 @@ def _wrapper(name: str) -> str:
     return found[0] if found else ""
 
 
-def _place(file: FileSeen, weights: Weights) -> str:
+def _weights_place(file: FileSeen, weights: Weights) -> str:
     return f"{file.path}, {weights.where}" if weights.where else file.path
 
 
@@ -241,7 +241,7 @@ def _keys(file: FileSeen, weights: Weights, expected: Expected) -> Iterator[Prob
         sizes = [f"{name} is {inside[name].shape} in the file and {wanted[name].shape} in the model" for name in shapes]
         first = [*(f"{name} is missing" for name in missing), *(f"{name} is not in the model" for name in unexpected)]
         yield Problem(
-            summary=f"{_place(file, weights)} does not match {expected.function}: {[*sizes, *first][0]}",
+            summary=f"{_weights_place(file, weights)} does not match {expected.function}: {[*sizes, *first][0]}",
             evidence=(
                 *(sizes[1:4]),
                 *([f"missing in the file: {some(missing, 'tensor')}"] if missing else []),
@@ -257,7 +257,7 @@ def _keys(file: FileSeen, weights: Weights, expected: Expected) -> Iterator[Prob
     if dtypes:
         name = dtypes[0]
         apart = f"{name} is {inside[name].dtype} in the file and {wanted[name].dtype} in the model"
-        summary = f"{_place(file, weights)}: {some(dtypes, 'tensor')} would be silently converted: {apart}"
+        summary = f"{_weights_place(file, weights)}: {some(dtypes, 'tensor')} would be silently converted: {apart}"
         fix = "save and load in the same dtype, unless this is intended"
         yield Problem(severity=Severity.WARNING, summary=summary, fix=fix, tensor=name)
 
@@ -333,12 +333,12 @@ def check_copies(seen: Checkpoints) -> Answer:
     if not seen.copies:
         return skipped("no files to compare (--same)")
     groups = [[seen.files[n] for n in group] for group in seen.copies]
-    problems = [problem for files in groups for problem in _compare(files, asked=seen.same_asked)]
+    problems = [problem for files in groups for problem in _compare_copies(files, asked=seen.same_asked)]
     compared = sum(map(len, seen.copies))
     return judged(problems, f"{count_of(compared, 'file')} compared by tensor")
 
 
-def _compare(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
+def _compare_copies(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
     first = files[0]
     for other in files[1:]:
         if first.digests is None or other.digests is None:

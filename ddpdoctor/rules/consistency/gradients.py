@@ -186,7 +186,7 @@ def check_local_gradients(job: Job) -> Answer:
         group = set(members) or {rank.rank for rank in job.ranks}
         unseen = tuple(sorted(group - known))
         problems.append(
-            _judge(
+            _nonfinite_problem(
                 job,
                 [
                     NonFiniteStep(
@@ -199,7 +199,7 @@ def check_local_gradients(job: Job) -> Answer:
     return judged(problems)
 
 
-def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem:
+def _nonfinite_problem(job: Job, sightings: list[NonFiniteStep]) -> Problem:
     used = [at for at, sighting in enumerate(sightings) if sighting.used]
     if used:
         cause = sightings[used[0]]

@@ -37,13 +37,13 @@ def check_reference(trial: Trial) -> Answer:
         if step.random_error > LIMIT:
             return unknown(_RANDOM)
         if step.missing or any(ratio(tensor.whole, tensor.rounding) > LIMIT for tensor in step.tensors):
-            return judged([_finding(trial, reference, step)])
+            return judged([_reference_problem(trial, reference, step)])
     if reference.problem:
         return unknown(reference.problem)
     return passed() if reference.steps else unknown("no step was computed in one process")
 
 
-def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Problem:
+def _reference_problem(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Problem:
     cause = explain(reference, step)
     worst = max(step.tensors, key=lambda tensor: ratio(tensor.whole, tensor.rounding), default=None)
     ranks = tuple(participant.rank for participant in trial.participants)
@@ -245,7 +245,7 @@ FILES_FIX = {
 @also("DD501")
 def check_parameter_files(facts: DiffFacts) -> Answer:
     """Report files whose parameters differ."""
-    answer = _judge(facts, Kind.PARAMETER)
+    answer = _judge_files(facts, Kind.PARAMETER)
     if facts.incomparable and not answer.problems:
         names = facts.incomparable
         return unknown(f"{len(names)} tensors have a type that cannot be compared, for example {names[0]}")
@@ -255,23 +255,23 @@ def check_parameter_files(facts: DiffFacts) -> Answer:
 @also("DD502")
 def check_buffer_files(facts: DiffFacts) -> Answer:
     """Report files whose buffers differ."""
-    return _judge(facts, Kind.BUFFER)
+    return _judge_files(facts, Kind.BUFFER)
 
 
 @also("DD505")
 def check_optimizer_files(facts: DiffFacts) -> Answer:
     """Report files whose optimizers differ, and other values that differ."""
-    answer = _judge(facts, Kind.STATE, Kind.SETTING)
+    answer = _judge_files(facts, Kind.STATE, Kind.SETTING)
     unequal = [part for part in facts.unequal if part.kind is Kind.VALUE]
     if not unequal:
         return answer
     summary = f"values other than tensors differ: {', '.join(part.name for part in unequal[:MAX_NAMED])}"
-    evidence = tuple(_describe(facts, part) for part in unequal[:MAX_NAMED])
+    evidence = tuple(_describe_part(facts, part) for part in unequal[:MAX_NAMED])
     others = Problem(severity=Severity.INFO, summary=summary, evidence=evidence, fix="compare files from the same step")
     return judged([*answer.problems, others])
 
 
-def _judge(facts: DiffFacts, *kinds: Kind) -> Answer:
+def _judge_files(facts: DiffFacts, *kinds: Kind) -> Answer:
     unequal = [part for part in facts.unequal if part.kind in kinds]
     if unequal:
         return judged([_problem(facts, unequal, FILES_FIX[kinds[0]])])
@@ -309,7 +309,7 @@ def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
         tensor=rest if rest and head in {*MODEL_KEYS, "module"} else name,
         summary=f"{many} {verb} {between}{first}{values}",
         evidence=(
-            *[_describe(facts, part) for part in unequal[:MAX_NAMED]],
+            *[_describe_part(facts, part) for part in unequal[:MAX_NAMED]],
             *([f"and {len(unequal) - MAX_NAMED} more"] if len(unequal) > MAX_NAMED else []),
             *([] if has_majority else [WHO_IS_RIGHT]),
             *other_steps,
@@ -327,7 +327,7 @@ def _ranks(facts: DiffFacts, files: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(rank for number in files if (rank := facts.files[number].rank) is not None))
 
 
-def _describe(facts: DiffFacts, part: Unequal) -> str:
+def _describe_part(facts: DiffFacts, part: Unequal) -> str:
     apart = []
     for pair in part.apart:
         files = f"{_paths(facts, (pair.file,))} against {_paths(facts, (pair.against,))}: "

@@ -296,7 +296,7 @@ class FoundDifference:
 
 def problems_of(job: Job, found: Iterable[FoundDifference], nouns: str) -> list[Problem]:
     by_cause = grouped((difference.cause.name, difference) for difference in found)
-    return [_finding(job, first, others, nouns) for first, *others in by_cause.values()]
+    return [_drift_problem(job, first, others, nouns) for first, *others in by_cause.values()]
 
 
 def hosts_of(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
@@ -322,7 +322,7 @@ def row_words(row: TensorRow) -> str:
     return f"{row.part} of {row.name}" if row.part else row.name
 
 
-def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference], nouns: str) -> Problem:
+def _drift_problem(job: Job, first: FoundDifference, others: Sequence[FoundDifference], nouns: str) -> Problem:
     sighting = first.sighting
     blame = first.cause.blame or blame_of(sighting.difference.splits)
     everybody = [rank for side in sighting.difference.splits[0].sides for rank in side]

@@ -344,9 +344,9 @@ def same_contents(loaders: tuple[LoaderSeen, LoaderSeen], passes: tuple[EpochSee
     # the labels. If no digest helps, equal descriptions of the dataset decide.
     epoch, other = passes
     described_alike = bool(loaders[0].dataset_digest) and loaders[0].dataset_digest == loaders[1].dataset_digest
-    alike = _compare(_by_leaf(epoch.sample_digests, 2), _by_leaf(other.sample_digests, 2), MIN_SAMPLES)
+    alike = _compare_digests(_by_leaf(epoch.sample_digests, 2), _by_leaf(other.sample_digests, 2), MIN_SAMPLES)
     if alike is None and epoch.first and epoch.first == other.first:
-        alike = _compare(_by_leaf(epoch.batch_digests, 1), _by_leaf(other.batch_digests, 1), MIN_BATCHES)
+        alike = _compare_digests(_by_leaf(epoch.batch_digests, 1), _by_leaf(other.batch_digests, 1), MIN_BATCHES)
     if alike is False:
         return None if described_alike else False
     if alike is None and not all(each.batch_digests or each.sample_digests for each in passes):
@@ -359,7 +359,7 @@ def same_batches(epoch: EpochSeen, other: EpochSeen) -> bool:
     return mine == others and any(len(set(digests.values())) >= MIN_BATCHES for digests in mine.values())
 
 
-def _compare(digests: _Digests, other: _Digests, least: int) -> bool | None:
+def _compare_digests(digests: _Digests, other: _Digests, least: int) -> bool | None:
     """Return whether any leaf is equal wherever both have it, False if every leaf differs somewhere, else None."""
     leaves = [leaf for leaf in digests if leaf in other]
     common = {leaf: [key for key in digests[leaf] if key in other[leaf]] for leaf in leaves}

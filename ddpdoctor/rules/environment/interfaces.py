@@ -166,12 +166,12 @@ def check_ifname_exists(node: Node) -> Answer:
             found.setdefault(setting, process)
     if not found:
         return skipped("none of NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME is set")
-    problems = [problem for setting, process in found.items() for problem in _judge(network, process, setting)]
+    problems = [problem for setting, process in found.items() for problem in _judge_setting(network, process, setting)]
     there = ", ".join(interface.name for interface in network.interfaces)
     return judged(problems, f"{', '.join(dict.fromkeys(map(str, found)))}; there are {there}")
 
 
-def _judge(network: Network, process: NodeProcess, setting: net.Setting) -> Iterator[Problem]:
+def _judge_setting(network: Network, process: NodeProcess, setting: net.Setting) -> Iterator[Problem]:
     if setting.name == NCCL:
         wanted = net.parse_nccl_list(setting.value)
         fitting = [interface.name for interface in network.interfaces if wanted.takes(interface.name)]
@@ -234,7 +234,7 @@ def check_iface_up(node: Node) -> Answer:
     if not network.interfaces:
         return unknown("the interfaces of this machine could not be read")
     choice = net.choose(node, network)
-    of_nccl, of_gloo = _text(node, NCCL), _text(node, GLOO)
+    of_nccl, of_gloo = _setting_text(node, NCCL), _setting_text(node, GLOO)
     # Unusable interfaces that NCCL_SOCKET_IFNAME names in full, or all that match if no usable one is left
     wanted = net.parse_nccl_list(of_nccl)
     problems = [
@@ -256,7 +256,7 @@ def check_iface_up(node: Node) -> Answer:
     return judged(problems, str(choice))
 
 
-def _text(node: Node, name: str) -> str:
+def _setting_text(node: Node, name: str) -> str:
     setting = net.find_setting(node, node.first, name)
     return "" if setting is None or net.is_ignored(setting.value) else setting.value
 

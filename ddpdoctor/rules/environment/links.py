@@ -79,13 +79,13 @@ def check_pcie(node: Node) -> Answer:
     judgeable = [link for link in links.values() if link[1].width is not None]
     if not judgeable:
         return skipped("no GPU or RDMA card shows its PCIe link" if devices else "no GPU and no RDMA card")
-    problems = [problem for link in judgeable for problem in _judge(pci, link, devices)]
+    problems = [problem for link in judgeable for problem in _judge_link(pci, link, devices)]
     widths = Counter(f"x{lower.width}" for device, lower, _, _ in judgeable if lower is device)
     seen = ", ".join(f"{count} at {width}" for width, count in widths.most_common())
     return judged(problems, f"links of GPUs and RDMA cards: {seen}; speed of idle GPUs is not judged")
 
 
-def _judge(pci: Pci, link: PcieLink, devices: list[PciDevice]) -> Iterator[Problem]:
+def _judge_link(pci: Pci, link: PcieLink, devices: list[PciDevice]) -> Iterator[Problem]:
     mine, lower, upper, widest = link
     width, speed = lower.width or 0, lower.speed_gt_s
     fastest = min((end.max_speed_gt_s for end in (lower, upper) if end and end.max_speed_gt_s), default=None)

@@ -91,7 +91,7 @@ def check_torch_import(node: Node) -> Answer:
     torch = node.torch
     if isinstance(torch, Unread) and torch.why is Why.NOT_ASKED:
         version = need(node.software).torch_version
-        return passed(f"torch {version} is installed; it was not imported") if version else _absent(node)
+        return passed(f"torch {version} is installed; it was not imported") if version else _no_torch(node)
     build = need(torch)
     if build.import_error is None:
         software = known(node.software)
@@ -99,7 +99,7 @@ def check_torch_import(node: Node) -> Answer:
         return passed(f"torch {build.version}{of_python}")
     missing = re.search(r"No module named '([\w.]+)'", build.import_error)
     if missing and missing[1] == "torch":
-        return _absent(node)
+        return _no_torch(node)
     software = known(node.software)
     if build.path and not any(folder in build.path for folder in _INSTALLED):
         fix = f"rename or remove {build.path}: Python finds it before the installed torch"
@@ -113,7 +113,7 @@ def check_torch_import(node: Node) -> Answer:
     return found(f"`import torch` fails: {build.import_error}", build.import_error, evidence=evidence, fix=fix)
 
 
-def _absent(node: Node) -> Answer:
+def _no_torch(node: Node) -> Answer:
     software = known(node.software)
     where = f"this Python is {software.executable}" if software else "this Python has no torch"
     summary = "torch is not installed in this Python, so no rank can start"

@@ -155,7 +155,7 @@ def compare_transfers(cluster: Cluster) -> Iterator[lf.Fact]:
         other = cluster.parts.get(peer)
         said = f"rank {rank} waits in {op} {'to' if op == 'send' else 'from'} rank {peer}"
         if other is None:
-            yield _absent(peer, operation, (rank,), dump, said, certain=False)
+            yield _absent_rank(peer, operation, (rank,), dump, said, certain=False)
             continue
         there = cluster.dumps[peer]
         partner = _PARTNER[op], members.index(rank) if members else rank
@@ -163,7 +163,7 @@ def compare_transfers(cluster: Cluster) -> Iterator[lf.Fact]:
         any_source = any(transfer.op == partner[0] and transfer.peer is None for transfer in other.transfers)
         made = not dump.wrapped and not there.wrapped and other.made.get(partner, 0) >= transfer.nth
         if pending is None and not any_source and not made:
-            yield _absent(peer, operation, (rank,), there, said)
+            yield _absent_rank(peer, operation, (rank,), there, said)
         elif pending is not None and op == "send":
             ends = tuple(sorted((rank, peer)))
             received = replace(operation, op="recv", peer=rank, numel_in=pending.numel)
@@ -175,7 +175,7 @@ def compare_transfers(cluster: Cluster) -> Iterator[lf.Fact]:
                 yield lf.Inside(operation=operation, ranks=ends, complete=True, spot=dump.spot, said=said)
 
 
-def _absent(
+def _absent_rank(
     rank: int, operation: lf.Operation, waiters: _Ranks, dump: lf.FlightDump, said: str = "", **more: Any
 ) -> lf.Absent:  # fmt: skip
     return lf.Absent(who=lf.Who(rank=rank), operation=operation, waiters=waiters, spot=dump.spot, said=said, **more)
@@ -192,9 +192,9 @@ def compare_flight(dumps: Sequence[lf.FlightDump], world: int | None) -> list[lf
         if moved is not None:
             return [moved]
     for cluster in clusters:
-        found += _compare(cluster, by_rank, world)
+        found += _compare_cluster(cluster, by_rank, world)
         found += compare_transfers(cluster)
-    found += _waits(clusters)
+    found += _flight_waits(clusters)
     absent = [fact for fact in found if isinstance(fact, lf.Absent)]
     links = {(rank, fact.operation, fact.who.rank) for fact in absent for rank in fact.waiters}
     circle = find_circle(links) or _crossed(clusters, found)
@@ -220,7 +220,7 @@ def _from_root(block: tuple[lf.FlightCall, ...]) -> bool:
     return any(call.op in _FROM_ROOT for call in block)
 
 
-def _compare(cluster: Cluster, by_rank: Mapping[int, lf.FlightDump], world: int | None) -> list[lf.Fact]:
+def _compare_cluster(cluster: Cluster, by_rank: Mapping[int, lf.FlightDump], world: int | None) -> list[lf.Fact]:
     target = _target(cluster)
     differ = _first_difference(cluster, target, len(cluster.members) if cluster.members else world)
     if differ is not None:
@@ -245,7 +245,7 @@ def _compare(cluster: Cluster, by_rank: Mapping[int, lf.FlightDump], world: int 
     unseen = [rank for rank in members if rank not in by_rank]
     dump = cluster.dumps[waiters[0]]
     if unseen:
-        return [_absent(rank, operation, waiters, dump, certain=False) for rank in unseen]
+        return [_absent_rank(rank, operation, waiters, dump, certain=False) for rank in unseen]
     if len(waiters) < 2 or not all(cluster.parts[rank].knows_ends for rank in waiters):
         return []
     complete = set(waiters) >= set(members) and (cluster.members is not None or world is not None)
@@ -279,7 +279,7 @@ def _late(cluster: Cluster, number: int) -> list[lf.Absent]:
             operation = cluster.operation(waited[0], seq)
             limit = f"later than {rank_list(waited)}, whose limit was {limit_s:g} s"
             said = {n: f"rank {n} made {operation.words()} {after_s[n] - soonest_s:.1f} s {limit}" for n in late}
-            return [_absent(n, operation, waited, cluster.dumps[n], said[n], late=True) for n in late]
+            return [_absent_rank(n, operation, waited, cluster.dumps[n], said[n], late=True) for n in late]
     return []
 
 
@@ -318,7 +318,7 @@ def _absences(cluster: Cluster, ranks: list[int], operation: lf.Operation, waite
         at = next((frame for frame in reversed(part.last_frames) if frame.user), None) if part is not None else None
         line = f", in {at.function} ({at.file}:{at.line})" if at is not None and last else ""
         said = f"rank {rank} {last or 'made no call'}{line}" + ("" if last else f" of {cluster.words or 'the group'}")
-        yield _absent(rank, operation, waiters, dump, said, certain=certain)
+        yield _absent_rank(rank, operation, waiters, dump, said, certain=certain)
         if part is not None:
             enqueued, completed = (None, None) if cluster.is_aligned else (part.last, part.last_done)
             yield lf.Reached(
@@ -371,7 +371,7 @@ def _first_different_number(cluster: Cluster) -> int | None:
     return lowest
 
 
-def _waits(clusters: Sequence[Cluster]) -> list[lf.Fact]:
+def _flight_waits(clusters: Sequence[Cluster]) -> list[lf.Fact]:
     """Return what each rank waits in: the oldest call that has not completed."""
     oldest: dict[int, tuple[int, lf.Waiting]] = {}
     for cluster in clusters:

@@ -55,7 +55,7 @@ def find_absent(state: RunState) -> Ruling | None:
     if not absent:
         return None
     samples = last_samples(state.facts)
-    roots = [(rank, fact) for rank, fact in absent if not _waits(state, rank, fact, samples.get(rank))] or absent
+    roots = [(rank, fact) for rank, fact in absent if not _is_waiting(state, rank, fact, samples.get(rank))] or absent
     # A rank that waits for another one that is absent, and not that one for it, is no root.
     waited_by: dict[int, set[int]] = defaultdict(set)
     waits_for: dict[int, set[int]] = defaultdict(set)
@@ -84,7 +84,7 @@ def find_absent(state: RunState) -> Ruling | None:
     return Ruling(kind=absence.kind, problem=absence.problem(weaker))
 
 
-def _waits(state: RunState, rank: int, absent: lf.Absent, sample: lf.Stacked | None) -> bool:
+def _is_waiting(state: RunState, rank: int, absent: lf.Absent, sample: lf.Stacked | None) -> bool:
     """Return whether an absent rank waits elsewhere for others."""
     if sample is not None:
         return sample.doing in WAITS
@@ -120,7 +120,7 @@ def decide(state: RunState) -> Ruling:
         problem = words.failure(state, root, roots[1:], killed=killed)
         return Ruling(kind="killed" if killed else "crash", problem=problem)
     ruling = next(_rulings(state, roots), None)
-    return ruling or Ruling(reason=next(_reasons(state)), collect=words.collect(state))
+    return ruling or Ruling(reason=next(_unsure_reasons(state)), collect=words.collect(state))
 
 
 def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
@@ -152,7 +152,7 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
         ended = killed and not alone
         problem = words.failure(state, root, roots[1:], killed=ended)
         yield Ruling(kind="killed" if ended else "crash", problem=problem)
-    yield from _network(state)
+    yield from _network_rulings(state)
     if root is not None and alone:
         yield Ruling(kind="crash", problem=words.failure(state, root, roots[1:], killed=False))
     stopped, inside = state.all[lf.Stopped], state.all[lf.Inside]
@@ -165,7 +165,7 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
         yield Ruling(kind="crash", problem=words.lost(state, lost))
 
 
-def _network(state: RunState) -> Iterator[Ruling]:
+def _network_rulings(state: RunState) -> Iterator[Ruling]:
     """Yield that hosts gave NCCL an address that leads only to themselves, or that connections failed."""
     addresses = {fact.who.host: fact.who.address for fact in state.facts if fact.who.host and fact.who.address}
     alone = {host: address for host, address in addresses.items() if address.startswith(ONLY_LOCAL)}
@@ -182,7 +182,7 @@ def _network(state: RunState) -> Iterator[Ruling]:
         yield Ruling(kind="transport", problem=words.link(state, links))
 
 
-def _reasons(state: RunState) -> Iterator[str]:
+def _unsure_reasons(state: RunState) -> Iterator[str]:
     """Yield why the evidence does not name a cause, the most exact first."""
     hints = state.all[lf.Hint]
     yield from (fact.words for fact in hints if fact.kind in _TELLING)

@@ -167,15 +167,15 @@ def check_mismatch(job: JobState) -> Answer:
     if job.cause is Cause.NONE:
         ended_well = job.facts.ended and job.facts.launcher_status == 0
         conflict = find_misread(job.states, group_table(job.facts), job.world) if ended_well else None
-        return judged([_finding(job, conflict)] if conflict is not None else [])
+        return judged([_mismatch_problem(job, conflict)] if conflict is not None else [])
     assert conflict is not None
     moving = set(job.living) - job.quiet if job.was_left_running() else set()
     if moving & {part.rank for part in conflict.parts}:
         return unknown(f"{rank_list(moving)} {verb(moving, 'is', 'are')} still making progress")
-    return judged([_finding(job, conflict)], certain=job.stands_still(()))
+    return judged([_mismatch_problem(job, conflict)], certain=job.stands_still(()))
 
 
-def _finding(job: JobState, conflict: Conflict) -> Problem:
+def _mismatch_problem(job: JobState, conflict: Conflict) -> Problem:
     skipped = skipped_reduction(job, conflict)
     if skipped is not None:
         return skipped
@@ -209,12 +209,12 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     elif not agreeing:
         summary = "the ranks disagree: " + ", ".join(f"{say.who(job, who)} in {what}" for what, who in own.items())
     is_said = way is None or (isinstance(way, Guard) and "condition" in conflict.blame.reason)
-    fix = SAME_OPTIONS if options else _fix(job, conflict, way, uneven=bool(counts) and not job.facts.control_flow)
+    fix = SAME_OPTIONS if options else _call_fix(job, conflict, way, uneven=bool(counts) and not job.facts.control_flow)
     return say.problem_of(
         job,
         blamed,
         confidence=conflict.blame.confidence,
-        where=tuple(place for part in departing for place in places(part.rank, _lines(job, part, departing[0], way))),
+        where=tuple(place for part in departing for place in places(part.rank, _where(job, part, departing[0], way))),
         summary=summary,
         evidence=(
             f"collective {conflict.seq}{counted} of {group_words(conflict.group, job.world)}: {conflict.blame.reason}",
@@ -232,7 +232,7 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     )
 
 
-def _lines(job: JobState, part: TimelineEntry, first: TimelineEntry, way: Turning | Guard | None) -> list[Frame | None]:
+def _where(job: JobState, part: TimelineEntry, first: TimelineEntry, way: Turning | Guard | None) -> list[Frame | None]:
     rank = job.ranks[part.rank]
     shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
     way = way if part.key == first.key else None
@@ -285,7 +285,7 @@ def _inside_words(job: JobState, conflict: Conflict, shown: TimelineEntry | None
     ]
 
 
-def _fix(job: JobState, conflict: Conflict, way: Turning | Guard | None, *, uneven: bool) -> str:
+def _call_fix(job: JobState, conflict: Conflict, way: Turning | Guard | None, *, uneven: bool) -> str:
     if conflict.left:
         return _ALONE
     if isinstance(way, Guard):

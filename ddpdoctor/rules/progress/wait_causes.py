@@ -443,7 +443,7 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
         elif rank.proc_state == "D":
             found.append(Clue(f"waits in the kernel in {function}{file}"))
     if busy is None:
-        found += _network(frames, causes)
+        found += _network_clues(frames, causes)
     if not found and blocked is not None and blocked.call in _SLEEPS and frames:
         last = frames[-1]
         library = f"a sleep in {st.file_name(last.file)}, {last.function}"
@@ -523,7 +523,7 @@ def _command(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]
         yield Clue(f"waits for the command `{command}` (process {pid})", fix)
 
 
-def _network(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
+def _network_clues(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
     blocked = causes.blocked
     inside = next((f for f in reversed(frames[-8:]) if not f.user and st.is_file(f, *_NETWORK)), None)
     remote = blocked.remote if blocked is not None else None

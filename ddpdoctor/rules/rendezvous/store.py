@@ -150,12 +150,12 @@ def _unreached(
         summary=f"{name_list(clients)} cannot reach the store: a connection to {place} {words}" + direction,
         hosts=clients if contact is Contact.UNRESOLVED else blamed,
         evidence=tuple(lines),
-        fix=_fix(meeting, contact, those, server, outbound=outbound),
+        fix=_store_fix(meeting, contact, those, server, outbound=outbound),
         confidence=Confidence.MEDIUM if alone or outbound else Confidence.HIGH,
     )
 
 
-def _fix(meeting: Meeting, contact: Contact, those: Attempts, server: Visit | None, *, outbound: bool) -> str:
+def _store_fix(meeting: Meeting, contact: Contact, those: Attempts, server: Visit | None, *, outbound: bool) -> str:
     attempt = those[0][1]
     clients = tuple(dict.fromkeys(visit.host for visit, _ in those))
     if contact is Contact.UNRESOLVED:

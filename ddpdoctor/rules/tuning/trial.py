@@ -304,7 +304,7 @@ def conclude(
     Each is compared with its own base. ``where`` is the line where the DDP model is built, ``loaders_at`` the line that
     takes batches from a loader.
     """
-    tried = [_rows(trial, predictions) for trial in trials]
+    tried = [_trial_rows(trial, predictions) for trial in trials]
     noise = max((ratio for ratio, _ in tried), key=spread_of)
     rows = [row for _, own in tried for row in own]
     gains = [row for row in rows if row.is_gain and name_of(row.setting) != UNREDUCED]
@@ -344,7 +344,7 @@ def _ratio(row: TriedSetting) -> float:
     return row.measured.ratio if row.measured is not None else 1.0
 
 
-def _rows(trial: TrialRecord, predictions: Mapping[str, RatioRange]) -> tuple[RatioRange, list[TriedSetting]]:
+def _trial_rows(trial: TrialRecord, predictions: Mapping[str, RatioRange]) -> tuple[RatioRange, list[TriedSetting]]:
     """Return the noise, and the rows in the order of the table."""
     times, refused = _step_times(trial), dict(trial.refused)
     noise = _effect(times, AGAIN)
