@@ -56,6 +56,7 @@ WIDE, NARROW = 100, 44
 """Columns of the pictures: on a screen, and on a phone."""
 COLUMN, LINE, MARGIN, BAR = 8.4, 19, 18, 30
 """Pixels of the pictures: a character, a line, the space around the text, and the bar above it."""
+LINK = re.compile(r"\x1b\]8;.*?\x1b\\")
 COLORS = {"31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "36": "#76e3ea"}
 NO_BREAK = "\N{NO-BREAK SPACE}"  # several plain spaces would be drawn as one
 TEXT, BACKGROUND = "#e6edf3", "#14191f"
@@ -76,9 +77,8 @@ def read_run(path: Path) -> Report:
         packed.extractall(folder, filter="data")
         report = rebuild_report(Path(folder))
         about = json.loads(Path(folder, "about.json").read_text(encoding="utf-8"))
-    text = re.sub(r"/(?:home|root)_+/tests/scenarios/jobs(?:/speed)?", HOME, render_json(report)).replace(
-        about["tmp"], f"{HOME}/run"
-    )
+    text = re.sub(r"  # (?:FAULT|SKIPPED)\b", "", render_json(report).replace(about["tmp"], f"{HOME}/run"))
+    text = re.sub(r"/(?:home|root)_+/tests/scenarios/jobs(?:/speed)?", HOME, text)
     script, _, ranks, arguments, _ = about["command"]
     file = next((Path(word).name for word in report.command if word.endswith(".py") and "__main__" not in word), script)
     options = ["--nproc-per-node", str(ranks), *(word for word in report.command if word == "--speed")]
@@ -114,8 +114,8 @@ def show_card(name: str) -> str:
 
 
 def draw_terminal(command: str, text: str, columns: int) -> str:
-    """Draw a terminal with a command and what it printed, colors included."""
-    lines = [f"\x1b[32m$\x1b[0m {command}", *text.rstrip().splitlines()]
+    """Draw a terminal with a command and what it printed, with its colors and without its links."""
+    lines = [f"\x1b[32m$\x1b[0m {command}", *LINK.sub("", text).rstrip().splitlines()]
     width, height = round(columns * COLUMN + 2 * MARGIN), BAR + len(lines) * LINE + MARGIN
     dots = "".join(
         f'<circle cx="{MARGIN + 18 * number}" cy="16" r="5.5" fill="{color}"/>'
@@ -152,12 +152,19 @@ def _draw_line(line: str) -> str:
 
 
 def draw_verdicts() -> dict[str, str]:
-    """Return the pictures of a hang's report in a terminal, by the name of their files."""
+    """Return the pictures of a hang's report in a terminal, by the name of their files. That for a phone has gaps."""
     report = read_reports()["hang"]
     command = " ".join(report.command)
+    wide, narrow = (
+        render_text(report, width=width, color=True, run_dir=None, cwd=Path(HOME)) for width in (WIDE, NARROW)
+    )
+    *parts, verdict = narrow.split("\n\n")
+    code, *lines = verdict.splitlines()
+    fix = next(at for at, line in enumerate(lines) if "to do" in line)
+    cut = "\n\n".join([*parts[:2], "\n".join([code, "  ...", *lines[fix:]])])
     return {
-        name: draw_terminal(command, render_text(report, width=width, color=True, run_dir=None, cwd=Path(HOME)), width)
-        for name, width in (("verdict.svg", WIDE), ("verdict-narrow.svg", NARROW))
+        "verdict.svg": draw_terminal(command, wide, WIDE),
+        "verdict-narrow.svg": draw_terminal(command, cut, NARROW),
     }
 
 
@@ -168,7 +175,7 @@ def draw_page(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, started_browser() as browser:
         write_pages(Path(folder))
         browser.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-        browser.open(Path(folder, "hang.html"), 1280, 1100)
+        browser.open(Path(folder, "hang.html"), 1100, 1380)
         browser.driver.save_screenshot(str(path))
 
 

@@ -12,6 +12,7 @@ from ddpdoctor.model.pictures import (
     WaitingRanks,
 )
 from ddpdoctor.report.blocks import (
+    Bars,
     ChartLine,
     Content,
     Grid,
@@ -136,8 +137,8 @@ def tree(ranks=8):
 
 SOURCE = SourceExcerpt(
     file="/home/me/project/data.py", first=109, blamed=112,
-    lines=("def load_shard(name):", '    path = SHARDS / f"{name}.tar"', "    with lock:", "        data = fetch(path)",
-           "    return decode(data)"),
+    lines=("def load_shard(name):", '    path = SHARDS / f"{name}.tar"', "    with lock:",
+           "        data = fetch(path)  # slow", "    return decode(data)"),
 )  # fmt: skip
 
 
@@ -174,6 +175,10 @@ SERIES = Series(
     ),
     reference=ChartLine(name="100 Gbit/s network", points=((2**20, 11.5), (2**30, 11.5))),
 )
+BARS = Bars(
+    title="usual step by rank", unit="ms", parts=("data loading", "forward", "waiting for ranks"),
+    rows=(("rank 0", False, (12.0, 60.0, 40.5)), ("rank 1", True, (52.5, 60.0, 0.0))),
+)  # fmt: skip
 STUCK = Finding(
     code="DD601", kind="stuck", severity=Severity.ERROR, confidence=Confidence.HIGH, ranks=(1,), hosts=("node0",),
     summary="rank 1 makes no progress in load_shard at data.py:112 while ranks 0, 2-7 wait for it in all_reduce",
@@ -220,7 +225,7 @@ def content(ranks=8):
         sections=((places,), (Heading(text="compared replicas"), Text(text="equal up to step 59"))),
         ends_with_verdict=True, others=OTHERS,
         draw_pictures=lambda: (
-            timeline(ranks), graph(ranks), SOURCE, tree(ranks), grid(min(ranks, 60)), heat(), SERIES,
+            timeline(ranks), graph(ranks), SOURCE, tree(ranks), grid(min(ranks, 60)), heat(), SERIES, BARS,
         ),
     )  # fmt: skip
 

@@ -88,7 +88,7 @@ def find_jobs() -> FoundJobs:
     for identity, members in grouped_ranks.items():
         members.sort(key=lambda member: member.pid)
         unknown = [member.pid for member in members if member.rank is None]
-        ranks = sorted((_seen(member, unknown) for member in members), key=lambda rank: (rank.rank or 0, rank.pid))
+        ranks = sorted((_seen_rank(member, unknown) for member in members), key=lambda rank: (rank.rank or 0, rank.pid))
         # Two of one name get their port or parent added.
         shown = replace(identity, name=_longer_name(identity)) if names.count(identity.name) > 1 else identity
         environments = {member.pid: member.env for member in members}
@@ -152,13 +152,13 @@ def _ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
     return found
 
 
-def _identity(one: Candidate) -> JobIdentity:
-    env = one.env
+def _identity(candidate: Candidate) -> JobIdentity:
+    env = candidate.env
     addr, port = launch.text(env, "MASTER_ADDR") or None, launch.number(env, "MASTER_PORT")
     run_id = launch.text(env, "TORCHELASTIC_RUN_ID") or None
     slurm = launch.text(env, "SLURM_JOB_ID", "SLURM_JOBID") or None
     step = None if addr else launch.text(env, "SLURM_STEP_ID", "SLURM_STEPID", "PMIX_NAMESPACE") or None
-    parent = one.process.ppid if one.rank is None or not (addr or slurm or step or run_id) else None
+    parent = candidate.process.ppid if candidate.rank is None or not (addr or slurm or step or run_id) else None
     if slurm:
         name = f"slurm-{slurm}"
     elif run_id and run_id != "none":
@@ -175,32 +175,32 @@ def _longer_name(identity: JobIdentity) -> str:
     return f"{identity.name}@{identity.master_port or identity.step or identity.parent_pid}"
 
 
-def _seen(one: Candidate, unknown: list[int]) -> SeenRank:
+def _seen_rank(candidate: Candidate, unknown: list[int]) -> SeenRank:
     """Return a rank. ``unknown`` are the pids of all whose variables do not say which one they are."""
-    env, ordered = one.env, one.rank is None
-    rank = unknown.index(one.pid) if ordered else one.rank
-    numbers = proc.read_status(one.pid).get("NSpid", "").split()
+    env, ordered = candidate.env, candidate.rank is None
+    rank = unknown.index(candidate.pid) if ordered else candidate.rank
+    numbers = proc.read_status(candidate.pid).get("NSpid", "").split()
     path = launch.text(env, "DDPDOCTOR_RUN")
-    absolute = str(Path(proc.read_link(Path(f"/proc/{one.pid}/cwd")), path)) if path else None
+    absolute = str(Path(proc.read_link(Path(f"/proc/{candidate.pid}/cwd")), path)) if path else None
     is_step = launch.is_slurm_step(env)
     steps = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if is_step and "RANK" not in env else ()
     size = launch.number(env, *WORLD_SIZE_NAMES, *steps)
     return SeenRank(
-        pid=one.pid, namespace_pid=int(numbers[-1]) if len(numbers) > 1 else None, start_ticks=one.process.start_ticks,
+        pid=candidate.pid, namespace_pid=int(numbers[-1]) if len(numbers) > 1 else None,
         rank=rank, rank_by=RankBy.PID_ORDER if ordered else RankBy.ENVIRONMENT,
-        local_rank=rank if ordered else launch.read_local_rank(env),
-        world_size=(len(unknown) if one.is_spawned else None) if ordered else size,
+        local_rank=rank if ordered else launch.read_local_rank(env), start_ticks=candidate.process.start_ticks,
+        world_size=(len(unknown) if candidate.is_spawned else None) if ordered else size,
         node_rank=launch.number(env, "GROUP_RANK", *("SLURM_NODEID",) if is_step else ()),
-        restart_count=launch.number(env, "TORCHELASTIC_RESTART_COUNT"), launcher=_launcher(one, ordered=ordered),
-        parent_pid=one.process.ppid, command=proc.read_command(one.pid), user=_user(one.pid), wrap_folder=absolute,
-        variables=select_variables(env)[0],
+        restart_count=launch.number(env, "TORCHELASTIC_RESTART_COUNT"), launcher=_launcher(candidate, ordered=ordered),
+        parent_pid=candidate.process.ppid, command=proc.read_command(candidate.pid), user=_user(candidate.pid),
+        wrap_folder=absolute, variables=select_variables(env)[0],
     )  # fmt: skip
 
 
-def _launcher(one: Candidate, *, ordered: bool) -> str:
-    env = one.env
+def _launcher(candidate: Candidate, *, ordered: bool) -> str:
+    env = candidate.env
     if ordered:
-        return "mp.spawn" if one.is_spawned else "unknown"
+        return "mp.spawn" if candidate.is_spawned else "unknown"
     if "TORCHELASTIC_RUN_ID" in env:
         return "torchrun"
     if "OMPI_COMM_WORLD_RANK" in env:
@@ -273,14 +273,14 @@ def read_thread_names(pid: int) -> frozenset[str]:
 
 def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozenset()) -> list[Candidate]:
     """Return the ranks among these processes; ``own`` are ddpdoctor's processes, which are left out."""
-    alive = [one for pid, one in processes.items() if one.state not in "ZX" and pid not in own]
+    alive = [process for pid, process in processes.items() if process.state not in "ZX" and pid not in own]
     # What cannot be read of a process that is stuck in the kernel is left out.
     stuck = {str(process.pid): partial(read_candidate, process) for process in alive if process.state == "D"}
     replies = ask_side_by_side(stuck, STUCK_LIMIT_S).values()
     read = [read_candidate(process) for process in alive if process.state != "D"]
     read += [reply.value for reply in replies if reply.value is not None]
     seen = {candidate.pid: candidate for candidate in read if candidate.env}  # else it is another user's
-    numbered = {pid: one for pid, one in seen.items() if one.rank is not None}
+    numbered = {pid: candidate for pid, candidate in seen.items() if candidate.rank is not None}
     families: dict[int, list[Candidate]] = {}
     launching: set[int] = set()
     for candidate in numbered.values():
@@ -290,31 +290,31 @@ def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozens
             launching.add(_climb(above, numbered, processes)[0].pid)
     chosen = [rank for top, family in families.items() for rank in _of_family(top, family, launching=top in launching)]
     # Processes that have joined a group and have no variable of a rank, as those of mp.spawn
-    others = [one for pid, one in seen.items() if pid not in numbered]
+    others = [candidate for pid, candidate in seen.items() if pid not in numbered]
     outside = [other for other in others if _nearest_above(other, numbered, processes) is None]
     joined = [candidate for candidate in outside if candidate.joined]
     return [*chosen, *_with_siblings(joined, outside)]
 
 
 def _climb(
-    one: Candidate, numbered: Mapping[int, Candidate], processes: Mapping[int, Process]
+    candidate: Candidate, numbered: Mapping[int, Candidate], processes: Mapping[int, Process]
 ) -> tuple[Candidate, Candidate | None]:
     """Return the top of a process's family, and the process of another family above it."""
     while True:
-        above = _nearest_above(one, numbered, processes)
+        above = _nearest_above(candidate, numbered, processes)
         if above is None:
-            return one, above
+            return candidate, above
         # A rank and its workers have the same variables.
-        is_same = all(one.env.get(name) == above.env.get(name) for name in _IDENTITY)
-        if not is_same and not (above.joined and above.rank == one.rank):
-            return one, above
-        one = above
+        is_same = all(candidate.env.get(name) == above.env.get(name) for name in _IDENTITY)
+        if not is_same and not (above.joined and above.rank == candidate.rank):
+            return candidate, above
+        candidate = above
 
 
 def _nearest_above(
-    one: Candidate, numbered: Mapping[int, Candidate], processes: Mapping[int, Process]
+    candidate: Candidate, numbered: Mapping[int, Candidate], processes: Mapping[int, Process]
 ) -> Candidate | None:
-    pid, passed = one.process.ppid, {one.pid}
+    pid, passed = candidate.process.ppid, {candidate.pid}
     while pid in processes and pid not in passed:
         if pid in numbered:
             return numbered[pid]

@@ -272,7 +272,7 @@ def compare_looks(first: JobLook, second: JobLook) -> tuple[RankMovement, ...]:
     found = []
     for before, after in zip(first.ranks, second.ranks, strict=True):
         others = frozenset().union(*(ends[pid] for pid in ends if pid != after.rank.pid))
-        found.append(_compare((before, first.raw), (after, second.raw), others))
+        found.append(_compare_looks((before, first.raw), (after, second.raw), others))
     return tuple(found)
 
 
@@ -283,7 +283,7 @@ def of_job(movements: Iterable[RankMovement]) -> Movement:
     return Movement.STILL if Movement.STILL in seen else Movement.UNKNOWN
 
 
-def _compare(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) -> RankMovement:
+def _compare_looks(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) -> RankMovement:
     old, new = before[0].process, after[0].process
     if old is None or new is None or old.main_switches is None or new.main_switches is None:
         slept = None
@@ -296,7 +296,7 @@ def _compare(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) ->
         evidence = tuple(name for name, differs in compared.items() if differs)
         later = (main_frames(read_stacks(after[0].rank.pid)[0]) for _ in range(GLANCES))
         is_at_work = not evidence and "stack" in compared and not slept
-        if is_at_work and any(one is not None and one != main_frames(after[0].stacks) for one in later):
+        if is_at_work and any(frames is not None and frames != main_frames(after[0].stacks) for frames in later):
             evidence = ("stack",)
         elif not evidence and slept:
             movement, evidence = Movement.STILL, (*compared, "slept")
@@ -349,6 +349,6 @@ def _trace(look: RankLook, raw: Mapping[str, bytes]) -> Any:
         return None
     if not isinstance(plain, dict):
         return None
-    entries = [one for one in plain.get("entries") or () if isinstance(one, dict)]
+    entries = [entry for entry in plain.get("entries") or () if isinstance(entry, dict)]
     last = entries[-1].get("record_id") if entries else None
     return plain.get("pg_status"), last, sum(entry.get("retired") is True for entry in entries)

@@ -50,7 +50,7 @@ class HostView:
     def sockets_of(self, pid: int) -> list[Socket] | None:
         """Return the TCP sockets of a process, with those that listen, or None if we may not read them."""
         inodes = connections.read_sockets(pid)
-        return None if inodes is None else [row for row in self.rows.get(_network(pid), ()) if row.inode in inodes]
+        return None if inodes is None else [row for row in self.rows.get(_namespace(pid), ()) if row.inode in inodes]
 
     def listens(self, pid: int, port: int) -> bool:
         """Return whether a process listens on a TCP port, as far as we may read that."""
@@ -58,7 +58,7 @@ class HostView:
 
 
 def read_host(pids: Iterable[int]) -> HostView:
-    networks = {_network(pid): pid for pid in pids}
+    networks = {_namespace(pid): pid for pid in pids}
     return HostView(
         rows={network: connections.read_rows(pid) for network, pid in networks.items() if network},
         received={row.inode: row.size_bytes for row in connections.read_received()},
@@ -102,7 +102,7 @@ def read_facts(rank: SeenRank, host: HostView) -> ProcessFacts | None:
 
 def shares_network(pid: int) -> bool:
     """Return whether a process uses the same network as this one."""
-    return _network(pid) == _network("self") != ""
+    return _namespace(pid) == _namespace("self") != ""
 
 
 def inside_network(pid: int) -> str:
@@ -111,7 +111,7 @@ def inside_network(pid: int) -> str:
     return f"Run ddpdoctor attach inside the container, or {command}"
 
 
-def _network(pid: int | str) -> str:
+def _namespace(pid: int | str) -> str:
     return proc.read_link(PROC / str(pid) / "ns/net")
 
 

@@ -138,38 +138,38 @@ def _ask_all(way: Way, commands: Mapping[str, Sequence[str]], folder: Path, limi
                 )  # fmt: skip
                 until_s = time.monotonic() + limit_s
                 running.append(_Asked(node=node, process=process, out=out, err=err, until_s=until_s))
-            ended = [one for one in running if one.has_ended()]
-            running = [one for one in running if one not in ended]
-            answers += [_read(one, way, folder, limit_s) for one in ended]
+            ended = [query for query in running if query.has_ended()]
+            running = [query for query in running if query not in ended]
+            answers += [_read_answer(query, way, folder, limit_s) for query in ended]
             time.sleep(POLL_S)
     finally:
-        for one in running:
-            one.process.terminate()
+        for query in running:
+            query.process.terminate()
     return answers
 
 
-def _read(one: _Asked, way: Way, folder: Path, limit_s: float) -> NodeAnswer:
-    own = re.sub(r"[^A-Za-z0-9._-]", "_", one.node)
-    with one.out, one.err:
-        one.out.seek(0)
-        arrived = receive_folder(one.out, folder / own)
-        one.err.seek(0)
-        said = one.err.read(2**20).decode(errors="replace")
+def _read_answer(query: _Asked, way: Way, folder: Path, limit_s: float) -> NodeAnswer:
+    own = re.sub(r"[^A-Za-z0-9._-]", "_", query.node)
+    with query.out, query.err:
+        query.out.seek(0)
+        arrived = receive_folder(query.out, folder / own)
+        query.err.seek(0)
+        said = query.err.read(2**20).decode(errors="replace")
     if arrived.error:
         gone = arrived.error.startswith(NO_JOB)
         reason, remedy = (NO_RANK, SEE_LOG) if gone else (arrived.error, arrived.help)
-        return NodeAnswer(node=one.node, folder="", reason=reason, remedy=remedy)
+        return NodeAnswer(node=query.node, folder="", reason=reason, remedy=remedy)
     reason = ""
-    if not arrived.whole and one.is_late:
+    if not arrived.whole and query.is_late:
         part = f", after {count_of(arrived.files, 'file')}" if arrived.files else ""
         reason = f"no answer within {limit_s:.0f} s{part}"
     elif not arrived.whole:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         causes = [line for line in lines if not _CONSEQUENCES.search(line)]
-        last = (causes or lines or [f"it ended with status {one.process.returncode}"])[-1]
+        last = (causes or lines or [f"it ended with status {query.process.returncode}"])[-1]
         reason = hide_in_text(_OF_ONE_NODE.sub("", last))[:300]
     return NodeAnswer(
-        node=one.node, folder=own if arrived.files else "", reason=reason,
+        node=query.node, folder=own if arrived.files else "", reason=reason,
         remedy=next(do for words, do in way.remedies if any(word in reason for word in words)) if reason else "",
     )  # fmt: skip
 
@@ -193,7 +193,7 @@ def attach_slurm(job: str, output: Path, python: str, name: str | None, tell: Ca
     if missing:
         what = f"{missing[0]} is not on PATH here"
         raise UserError(what, help="Run it where you submit jobs, or run `ddpdoctor attach` on every node of the job.")
-    end = _ask("squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format={_FIELDS}")
+    end = _run_controller("squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format={_FIELDS}")
     rows = [_Row(*line.strip().split("|")) for line in end.out.splitlines() if line.count("|") == 4]
     if not rows and (end.status == 0 or "invalid job id" in end.err.lower()):
         raise UserError(
@@ -201,7 +201,7 @@ def attach_slurm(job: str, output: Path, python: str, name: str | None, tell: Ca
             help=f"`squeue --me` lists your jobs. One that has ended: `ddpdoctor analyze slurm-{job}.out`.",
         )
     if not rows:
-        raise UserError(f"Slurm does not answer: {_words(end)}", help="Try again, or see `scontrol ping`.")
+        raise UserError(f"Slurm does not answer: {_failure_words(end)}", help="Try again, or see `scontrol ping`.")
     running = [row for row in rows if row.state == "RUNNING"]
     if not running:
         what = f"job {job} is not running: it is {rows[0].state}"
@@ -217,10 +217,10 @@ def attach_slurm(job: str, output: Path, python: str, name: str | None, tell: Ca
         except KeyError:
             owner = f"user {uid}"
         raise UserError(f"job {job} belongs to {owner}", help=f"Only {owner} may attach to it, on a login node.")
-    end = _ask("scontrol", "show", "hostnames", row.nodes)
+    end = _run_controller("scontrol", "show", "hostnames", row.nodes)
     nodes = end.out.split()
     if end.status != 0 or not nodes:
-        raise UserError(f"the nodes of job {row.shown} cannot be listed: {_words(end)}")
+        raise UserError(f"the nodes of job {row.shown} cannot be listed: {_failure_words(end)}")
     tell(f"asking {count_of(len(nodes), 'node')} of job {row.shown}: {row.nodes}")
     step = (
         "srun", f"--jobid={row.number}", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--cpu-bind=none",
@@ -232,22 +232,22 @@ def attach_slurm(job: str, output: Path, python: str, name: str | None, tell: Ca
         (SRUN_LACKS, "install ddpdoctor where that node can find it, or name a Python that has it with --python"),
         (ANYTHING, "see `scontrol show node NODE` and `ssh NODE`"),
     )
-    return ask_nodes(Way(name="srun", noun="node", remedies=remedies, env=_environment()), commands, output)
+    return ask_nodes(Way(name="srun", noun="node", remedies=remedies, env=_kept_environment()), commands, output)
 
 
-def _environment() -> dict[str, str]:
+def _kept_environment() -> dict[str, str]:
     left_out = ("SLURM_", "SRUN_", "DDPDOCTOR_RUN")
     return {name: text for name, text in os.environ.items() if name in _KEPT or not name.startswith(left_out)}
 
 
-def _ask(*command: str) -> ChildEnd:
+def _run_controller(*command: str) -> ChildEnd:
     try:
-        return wait_for_program(start_program(command, _environment()), CONTROLLER_LIMIT_S)
+        return wait_for_program(start_program(command, _kept_environment()), CONTROLLER_LIMIT_S)
     except OSError as error:
         raise UserError(f"{command[0]} cannot be run: {error.strerror}") from None
 
 
-def _words(end: ChildEnd) -> str:
+def _failure_words(end: ChildEnd) -> str:
     return hide_in_text(end.last_error) if end.status is not None else f"no answer within {CONTROLLER_LIMIT_S:.0f} s"
 
 

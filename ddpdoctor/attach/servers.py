@@ -95,7 +95,7 @@ def ask_server(server: str | int, *, want_stacks: bool) -> Answers:
     """Return the trace of the flight recorder, and the stacks if ``want_stacks``, which wait for the GIL."""
     try:
         handlers = parse_json(_request(server, "GET", ""))
-        name = next((one for one in TRACES if one in handlers), None)
+        name = next((handler for handler in TRACES if handler in handlers), None)
         trace = _request(server, "POST", name) if name else None
     except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
         return Answers(refused=Refusal(source=SERVER, reason=f"torch's server in the rank did not answer: {error}"))
@@ -162,17 +162,17 @@ def ask_ras(host: str, port: int) -> RasAnswer | Refusal:
     deadline = time.monotonic() + RAS_LIMIT_S
     try:
         with socket.create_connection((host, port), timeout=RAS_LIMIT_S) as made:
-            greeting = _ask(made, b"CLIENT PROTOCOL 2\n", deadline)
+            greeting = _send_line(made, b"CLIENT PROTOCOL 2\n", deadline)
             if not greeting.startswith(b"SERVER PROTOCOL"):
                 return Refusal(source=RAS, reason=f"the server on port {port} is not NCCL's RAS")
-            _ask(made, b"TIMEOUT %d\n" % RANKS_TIMEOUT_S, deadline)
-            is_json = _ask(made, b"SET FORMAT json\n", deadline).startswith(b"OK")
-            return RasAnswer(text=_ask(made, b"VERBOSE STATUS\n", deadline, to_the_end=True), is_json=is_json)
+            _send_line(made, b"TIMEOUT %d\n" % RANKS_TIMEOUT_S, deadline)
+            is_json = _send_line(made, b"SET FORMAT json\n", deadline).startswith(b"OK")
+            return RasAnswer(text=_send_line(made, b"VERBOSE STATUS\n", deadline, to_the_end=True), is_json=is_json)
     except OSError as error:
         return Refusal(source=RAS, reason=f"NCCL's RAS on port {port} gave an incomplete answer: {error}")
 
 
-def _ask(connection: socket.socket, line: bytes, deadline: float, *, to_the_end: bool = False) -> bytes:
+def _send_line(connection: socket.socket, line: bytes, deadline: float, *, to_the_end: bool = False) -> bytes:
     """Send a line; return the line of the answer, or all that comes until the other side closes."""
     connection.sendall(line)
     data = bytearray()
@@ -207,7 +207,7 @@ def read_store(job: FoundJob) -> StoreLook | Refusal | None:
         with contextlib.closing(open_store_reader(host, port, STORE_LIMIT_S)) as reader:
             wanted = [key for key in keys if key.startswith(DEBUG_SERVERS) or key.endswith(_TRACES)][:MOST_VALUES]
             read = {key: reader.get(key) for key in wanted if _in_time(deadline)}
-        values = {key: hide_in_text(one.decode(errors="replace")) for key, one in read.items() if one is not None}
+        values = {key: hide_in_text(value.decode(errors="replace")) for key, value in read.items() if value is not None}
     except StoreError as error:
         reason = hide_in_text(f"the job's store at {host}:{port} cannot be read: {error}")
         remedy = "Run ddpdoctor attach on the machine, and in the container, of rank 0."

@@ -197,7 +197,7 @@ class Actor:
         if url := self.webhook:
             actions.append(lambda: call_webhook(url, self.webhook_format, report, file))
         if actions:
-            self._threads[key] = threading.Thread(target=_run, args=(actions,), daemon=True)
+            self._threads[key] = threading.Thread(target=_run_actions, args=(actions,), daemon=True)
             self._threads[key].start()
 
     def finish(self) -> None:
@@ -205,7 +205,7 @@ class Actor:
             thread.join(END_LIMIT_S)
 
 
-def _run(actions: list[Callable[[], str]]) -> None:
+def _run_actions(actions: list[Callable[[], str]]) -> None:
     for act in actions:
         try:
             problem = act()

@@ -90,10 +90,10 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.ranks import run_in_ranks
 
     env = dict(os.environ)
-    return run_in_ranks(options.nproc_per_node, env, partial(_prepare, options), partial(_take_part, options, env))
+    return run_in_ranks(options.nproc_per_node, env, partial(_bench_setup, options), partial(_take_part, options, env))
 
 
-def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSettings, BenchReportOptions]:
+def _bench_setup(options: Options, launch: Launch, world_size: int) -> tuple[BenchSettings, BenchReportOptions]:
     from ddpdoctor.diagnose.bandwidth import BenchReportOptions
 
     settings = read_settings(options)

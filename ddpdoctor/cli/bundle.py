@@ -42,7 +42,7 @@ def run(options: Options) -> int:
     users = [os.environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER", "SLURM_JOB_USER")]
     bundle = make_bundle(read_run(path), users, with_source=options.with_source)
     files = {REPORT_FILE: render(bundle.report, "json"), PAGE_FILE: render(bundle.report, "html")}
-    write(sys.stdout, _describe(bundle, files, path, output))
+    write(sys.stdout, _describe_archive(bundle, files, path, output))
     from ddpdoctor.recorder.storage.files import write_whole
 
     if not options.yes:
@@ -61,7 +61,7 @@ def run(options: Options) -> int:
     return ExitStatus.OK
 
 
-def _describe(bundle: Bundle, files: dict[str, str], path: Path, output: Path) -> str:
+def _describe_archive(bundle: Bundle, files: dict[str, str], path: Path, output: Path) -> str:
     """List what the archive holds, what was replaced in it, and what stays here."""
     from ddpdoctor.model.words import format_size
 
@@ -70,6 +70,6 @@ def _describe(bundle: Bundle, files: dict[str, str], path: Path, output: Path) -
     lines += ["replaced in it", *(f"  {text}" for text in bundle.hidden), "not in it"]
     lines += [f"  {text}" for text in bundle.left_out]
     if path.is_dir():
-        others = sorted(one.name + ("/" if one.is_dir() else "") for one in path.iterdir() if one.name != "report.json")
+        others = sorted(child.name + "/" * child.is_dir() for child in path.iterdir() if child.name != "report.json")
         lines += [f"  {clean(name)}" for name in others]
     return "\n".join(lines) + "\n"

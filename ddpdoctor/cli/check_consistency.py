@@ -70,10 +70,10 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.ranks import run_in_ranks
 
     env = dict(os.environ)
-    return run_in_ranks(options.nproc_per_node, env, partial(_prepare, options), partial(_take_part, options, env))
+    return run_in_ranks(options.nproc_per_node, env, partial(_trial_setup, options), partial(_take_part, options, env))
 
 
-def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
+def _trial_setup(options: Options, launch: Launch, _: int) -> TrialSettings:
     """Check everything that is possible before the ranks connect. Only rank 0 checks files: they are on its host."""
     if options.files:
         what = f"{options.files[0]} is a file, and files are compared only with --diff"

@@ -125,9 +125,9 @@ class Config:
         return found
 
 
-def key_of(one: Declared) -> str:
+def key_of(option: Declared) -> str:
     """Return an option's key in a file: its name without the leading dashes."""
-    return one.names[0].partition("/")[0].lstrip("-")
+    return option.names[0].partition("/")[0].lstrip("-")
 
 
 def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
@@ -258,12 +258,12 @@ def read_declared(verb: str, kind: type[Any], *, says: bool = True) -> tuple[Dec
             say(sys.stderr, clean(note))
     declared = {option.field: option for option in declared_by(kind)}
     for field, (value, _) in settings.items():
-        one = declared[field]
-        if one.type is bool:  # it gets a second form that turns it off
-            name = one.names[0]
+        option = declared[field]
+        if option.type is bool:  # it gets a second form that turns it off
+            name = option.names[0]
             negative = f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else f"--no-{name[2:]}"
-            one = replace(one, names=(f"{name}/{negative}", *one.names[1:]))
-        declared[field] = replace(one, default=value)
+            option = replace(option, names=(f"{name}/{negative}", *option.names[1:]))
+        declared[field] = replace(option, default=value)
     return tuple(declared.values())
 
 
@@ -314,18 +314,18 @@ def _check_keys(keys: Any, known: Iterable[str], name: str, table: ConfigTable) 
             raise UserError(f"{table.path}{name and f': {name}'} has the unknown key {key}", help=nearest(key, known))
 
 
-def _read_value(one: Declared, value: Any, name: str) -> Any:
+def _read_value(option: Declared, value: Any, name: str) -> Any:
     """Return a value as the command line would give it. Raises ``UserError`` if the option does not take it."""
-    if one.type is bool:
+    if option.type is bool:
         if not isinstance(value, bool):
             raise UserError(f"{name} is {value!r}", help="Write true or false.")
         return value
-    parts = value if one.is_repeatable and isinstance(value, list) else [value]
+    parts = value if option.is_repeatable and isinstance(value, list) else [value]
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, str | int | float):
             raise UserError(f"{name} is {part!r}, which the option does not take", help="Write a text or a number.")
-        one.parse(part, name)
-    return [*map(str, parts)] if one.is_repeatable else str(value)
+        option.parse(part, name)
+    return [*map(str, parts)] if option.is_repeatable else str(value)
 
 
 def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
@@ -415,7 +415,7 @@ def _draw_json(shown: list[ShownOption], config: Config, left_out: list[Note]) -
     plain = {
         "files": [{"path": str(path), "exists": os.path.isfile(path)} for path in config.looked_for],  # noqa: PTH113
         "left_out": [{**asdict(note), "path": str(note.path)} for note in left_out],
-        "options": [one._asdict() for one in shown],
+        "options": [option._asdict() for option in shown],
         "ignored": [
             {"code": entry.code, "reason": entry.reason, "until": entry.until.isoformat(), "source": entry.source}
             | {"expired": entry.is_expired(config.today)}

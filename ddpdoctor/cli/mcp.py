@@ -79,7 +79,7 @@ def explain(name: str) -> Answer:
 def check_env(checks: list[str], skip: list[str], *, with_data: bool) -> Answer:
     from ddpdoctor.diagnose.machines import CheckEnvOptions, check_environment
 
-    command = ("ddpdoctor", "check-env", *checks, *(word for one in skip for word in ("--skip", one)))
+    command = ("ddpdoctor", "check-env", *checks, *(word for check in skip for word in ("--skip", check)))
     wanted = CheckEnvOptions(checks=tuple(checks), skip=tuple(skip), alone=True, command=command)
     report = check_environment(wanted, os.environ)
     assert report is not None  # a process that is alone reports

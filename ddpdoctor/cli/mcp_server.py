@@ -35,20 +35,20 @@ def make_server(limit_s: float) -> MCPServer[Any]:
 
     def report(run_dir: RunFolder = None, with_data: WithData = False) -> CallToolResult:
         """Return the report of a job that ran under `ddpdoctor wrap`, or of another saved check: verdict, findings."""
-        return _ask(limit_s, "report", run_dir=run_dir, with_data=with_data)
+        return _run_tool(limit_s, "report", run_dir=run_dir, with_data=with_data)
 
     def analyze(
         paths: Annotated[list[str], Field(description="Files or folders that the job left.", min_length=1)],
         with_data: WithData = False,
     ) -> CallToolResult:
         """Find out why a job failed or hung from its logs, flight recorder dumps and stacks. Nothing is executed."""
-        return _ask(limit_s, "analyze", paths=paths, with_data=with_data)
+        return _run_tool(limit_s, "analyze", paths=paths, with_data=with_data)
 
     def explain(
         name: Annotated[str, Field(description="A code or kind (DD601, stuck), or the text of an error.")],
     ) -> CallToolResult:
         """Explain a code of a finding, or an error that torch, NCCL or Python raised: what it means, what to do."""
-        return _ask(limit_s, "explain", name=name)
+        return _run_tool(limit_s, "explain", name=name)
 
     def check_env(
         checks: Names = [],  # noqa: B006 - the SDK copies it
@@ -56,11 +56,11 @@ def make_server(limit_s: float) -> MCPServer[Any]:
         with_data: WithData = False,
     ) -> CallToolResult:
         """Check this machine alone: versions, variables, limits, network and GPUs. It takes some seconds."""
-        return _ask(limit_s, "check_env", checks=checks, skip=skip, with_data=with_data)
+        return _run_tool(limit_s, "check_env", checks=checks, skip=skip, with_data=with_data)
 
     def status(run_dir: RunFolder = None) -> CallToolResult:
         """Return what a job under `ddpdoctor wrap` does right now. The job is not slowed down."""
-        return _ask(limit_s, "status", run_dir=run_dir)
+        return _run_tool(limit_s, "status", run_dir=run_dir)
 
     server: MCPServer[Any] = MCPServer("ddpdoctor", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     for tool in (report, analyze, explain, check_env, status):
@@ -68,7 +68,7 @@ def make_server(limit_s: float) -> MCPServer[Any]:
     return server
 
 
-def _ask(limit_s: float, tool: str, **arguments: Any) -> CallToolResult:
+def _run_tool(limit_s: float, tool: str, **arguments: Any) -> CallToolResult:
     """Run a tool in its own process: it may read for a long time, and the SDK uses stdout for the protocol."""
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD, *sys.path],

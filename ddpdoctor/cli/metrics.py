@@ -56,12 +56,12 @@ def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> N
         is_installed = False
     if not is_installed:
         raise UserError("--otlp needs OpenTelemetry, which is not installed", help=install_command("otlp"))
-    protocol = _read(env, "PROTOCOL") or "http/protobuf"
+    protocol = _otlp_setting(env, "PROTOCOL") or "http/protobuf"
     if protocol != "http/protobuf":
         what = f"--otlp sends http/protobuf, and OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol}"
         raise UserError(what, help="Unset it, and give the endpoint for HTTP, usually on port 4318.")
     try:
-        address = urlsplit(_read(env, "ENDPOINT") or DEFAULT_ENDPOINT)
+        address = urlsplit(_otlp_setting(env, "ENDPOINT") or DEFAULT_ENDPOINT)
         is_url = address.scheme in {"http", "https"} and bool(address.hostname) and address.port != 0
     except ValueError:  # such as a port that is no number
         is_url = False
@@ -70,7 +70,7 @@ def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> N
         raise UserError(what, help="Give the URL of the collector, such as http://localhost:4318.")
 
 
-def _read(env: Mapping[str, str], name: str) -> str:
+def _otlp_setting(env: Mapping[str, str], name: str) -> str:
     return env.get(f"OTEL_EXPORTER_OTLP_METRICS_{name}") or env.get(f"OTEL_EXPORTER_OTLP_{name}") or ""
 
 
@@ -113,7 +113,7 @@ class OtlpSender:
         with contextlib.suppress(Exception):  # the SDK passes some errors of requests on, with the URL in their text
             if data is None or self._exporter.export(data) is MetricExportResult.SUCCESS:
                 return ""
-        address = urlsplit(_read(os.environ, "ENDPOINT") or DEFAULT_ENDPOINT)
+        address = urlsplit(_otlp_setting(os.environ, "ENDPOINT") or DEFAULT_ENDPOINT)
         where = address.hostname if address.port is None else f"{address.hostname}:{address.port}"
         return f"--otlp: metrics could not be sent to {where}; ddpdoctor keeps trying"
 

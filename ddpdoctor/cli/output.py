@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import tempfile
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from rich.live import Live
-    from rich.progress import Progress
     from typing_extensions import Self
 
     from ddpdoctor.cli.options import FailOn
@@ -32,6 +33,7 @@ ISSUES_URL = "https://github.com/ddpdoctor/ddpdoctor/issues"
 ISSUES_HINT = f"Please report it with this file at {ISSUES_URL}. Your script and your files are unchanged."
 HELP = "Nothing was measured. Choose another file."
 TRIAL = b"ddpdoctor"
+_shown: list[Live] = []  # what the terminal shows until the first output
 
 
 def show_report(
@@ -141,8 +143,30 @@ def describe_defect(error: Exception) -> str:
     return f"{what} The traceback is in {file.name}"
 
 
+def show_status(what: str) -> None:
+    """Show on a terminal what goes on, until the first output. It needs no thread: the process may fork."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.live import Live
+
+        shown = Live(
+            auto_refresh=False, transient=True, redirect_stdout=False, console=Console(stderr=True, highlight=False)
+        )
+        _shown.append(shown)
+        atexit.register(end_status)  # also after a Ctrl-C: the cursor is hidden until then
+        shown.start()
+        shown.update(f"{what} ...", refresh=True)
+
+
+def end_status() -> None:
+    while _shown:
+        _shown.pop().stop()
+
+
 def write(stream: TextIO, text: str) -> bool:
     """Write text, escaped for the stream. If a pipe's reader is gone, drop all from now on and return False."""
+    if _shown:
+        end_status()
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -329,42 +353,30 @@ class LiveText:
         return write(self._stream, gap + text)
 
 
-class ShownProgress:
-    """A context manager whose ``show`` updates the bar. Any thread may stop the bar before it prints a report."""
+class ShownProgress(AbstractContextManager["ShownProgress"]):
+    """Its ``show`` updates the bar. Any thread may stop the bar before it prints a report."""
 
     def __init__(self, stream: TextIO, *, wanted: bool) -> None:
         """Take the stream. ``wanted`` is True on only one rank of a job."""
-        self._bar: Progress | None = None
-        self._task: Any = None
-        if wanted and stream.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
 
-            words = TextColumn("{task.description}", markup=False)
-            left = TextColumn("{task.fields[left]}", markup=False)
-            # Draw only in show(), between measurements. A drawing thread would compete with them.
-            console = Console(file=stream)
-            self._bar = Progress(words, BarColumn(), left, console=console, transient=True, auto_refresh=False)
-
-    def __enter__(self) -> Self:
-        """Show nothing yet. The bar appears with the first ``show``, after the ranks have connected."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        words = TextColumn("{task.description}", markup=False)
+        left = TextColumn("{task.fields[left]}", markup=False)
+        # Draw only in show(), between measurements. A drawing thread would compete with them.
+        kept: dict[str, Any] = {"transient": True, "auto_refresh": False, "disable": not (wanted and stream.isatty())}
+        self._bar = Progress(words, BarColumn(), left, console=Console(file=stream), **kept)
+        self._task = self._bar.add_task("", total=1.0, left="")
 
     def show(self, what: str, share: float, left_s: float | None) -> None:
         """Show what is being measured, the share that is done (0 to 1), and the seconds left, if known."""
-        if self._bar is None:
-            return
-        if self._task is None:
-            self._task = self._bar.add_task("", total=1.0, left="")
-            self._bar.start()
+        self._bar.start()
         minutes, seconds = divmod(max(0, round(left_s or 0)), 60)
         left = "" if left_s is None else f"{minutes} min {seconds:02d} s left" if minutes else f"{seconds} s left"
         self._bar.update(self._task, description=what, completed=share, left=left, refresh=True)
 
-    def stop(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+    def stop(self, *_: object) -> None:
+        self._bar.stop()
+        self._bar.disable = True
+
+    __exit__ = stop

@@ -102,7 +102,7 @@ def _show(options: Options, report: Report, folder: Path | None) -> int:
 
 
 def is_same_run(path: Path, other: Path) -> bool:
-    files = [one / REPORT_NAME if one.is_dir() else one for one in (path, other)]
+    files = [place / REPORT_NAME if place.is_dir() else place for place in (path, other)]
     return path.resolve() == other.resolve() or (all(file.exists() for file in files) and files[0].samefile(files[1]))
 
 

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.output import read_cwd, save_page, save_report, say, show_defect, show_error, show_report, write
@@ -71,22 +71,17 @@ def finish(
         if outcome.folder != outcome.run_dir and not has_space(outcome.run_dir):
             say(sys.stderr, f"{outcome.run_dir} is full. The record of this run is in {outcome.folder}")
 
-    def fail() -> None:
-        if outcome.failure is not None:
-            raise outcome.failure
-
     def show_launcher_log() -> None:
         """Show what torchrun printed about the end of a job that failed without a verdict."""
         errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
         if outcome.exit_status and not errors - set(outcome.end.ignore):
             write(sys.stderr, clean(read_launcher_log(outcome.folder)))
 
-    return after_the_job(replace(outcome, failure=None), fail, show_launcher_log, show, say_where)
+    return after_the_job(replace(outcome, failure=None), show_launcher_log, show, say_where, failure=outcome.failure)
 
 
-def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome:
+def after_the_job(outcome: JobOutcome, *steps: Callable[[], None], failure: Exception | None = None) -> JobOutcome:
     """Take some steps even if some fail; report the first failure unless one was reported, and keep it."""
-    failure = None
     for step in steps:
         try:
             step()
@@ -125,10 +120,8 @@ def outcome_report(outcome: JobOutcome) -> Report:
 def keep_errors(report: Report) -> Report | None:
     """Keep only the errors of a report. Return None if there are none."""
     errors = tuple(finding for finding in report.findings if finding.severity is Severity.ERROR)
-    if not errors:
-        return None
     verdict = report.verdict if report.verdict in errors else None
-    return replace(report, findings=errors, verdict=verdict)
+    return replace(report, findings=errors, verdict=verdict) if errors else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +133,7 @@ class JobReports:
     goes_on: str  # stands below the report of a hang
     act: Act | None = None
     started: Callable[[Path], None] = lambda _: None
+    said: list[Finding] = field(default_factory=list)  # what was printed of it before its end
 
     @property
     def page(self) -> Path | None:
@@ -164,7 +158,8 @@ class JobReports:
         # known only at the end.
         for finding in found[:1]:
             problem = f"{title_of(finding)}: {finding.summary}"
-            say(sys.stderr, f"{problem}; training continues, and the report at the end is final")
+            say(sys.stderr, f"interim: {problem}; training continues, and the report at the end is final")
+            self.said.append(finding)
         return frozenset(finding.code for finding in found)
 
     def show(self, outcome: JobOutcome) -> None:
@@ -195,18 +190,16 @@ class JobReports:
 
             job, crashed = report.job, any(check.outcome is Outcome.CRASHED for check in report.checks)
             is_well = job is not None and job.status is JobStatus.FINISHED and not (job.exit_status or report.findings)
-            if (
-                is_well
-                and not crashed
-                and len(read_attempts(report)) < 2
-                and not options.speed
-                and options.format == "text"
-            ):
+            is_plain = options.format == "text" and not options.speed and len(read_attempts(report)) < 2
+            if is_well and is_plain and not crashed:
                 equal = (replica_words(report) or "").startswith("replicas equal")
                 what = "no problem, replicas equal" if equal else "no problem found"
                 say(sys.stderr, f"{what}: {clean(str(place), read_cwd())}")
             else:
                 show_report(shown, options.format, sys.stderr, place)
+        for finding in self.said:
+            if finding.code not in {one.code for one in report.findings}:
+                say(sys.stderr, f"final: {title_of(finding)}, reported while the job ran, does not hold at the end")
         if self.act is not None and outcome.judged_at is None:
             self.act(report, options.report_file)
 

@@ -60,13 +60,13 @@ def run(options: Options) -> int:
         say(sys.stderr, "the job continues")
         return ExitStatus.OK
     if not options.watch:
-        write(sys.stdout, _draw(_read(run_dir), options))
+        write(sys.stdout, _draw(_read_job(run_dir), options))
         return ExitStatus.OK
     # From the second time on, the job has the cores first.
     with contextlib.suppress(KeyboardInterrupt), LiveText(sys.stdout, in_place=options.format == "text") as screen:
         while True:
             began = time.process_time()
-            status = _read(run_dir)
+            status = _read_job(run_dir)
             is_read = screen.show(_draw(status, options))
             if status.state is Liveness.ENDED or not is_read:
                 break
@@ -94,7 +94,7 @@ def _find(given: Path | None) -> Path:
     return given
 
 
-def _read(run_dir: Path) -> JobNow:
+def _read_job(run_dir: Path) -> JobNow:
     from ddpdoctor.diagnose.live import read_status
 
     found = read_status(run_dir)

@@ -64,15 +64,13 @@ def launch_quietly(prepared: WrapOptions, make_report: MakeReport) -> JobOutcome
 @contextmanager
 def with_threads(count: str) -> Iterator[None]:
     """Give ranks a number of threads. The launcher inherits it."""
-    before = os.environ.get(THREADS)
+    before = {name: value for name, value in os.environ.items() if name == THREADS}
     os.environ[THREADS] = count
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[THREADS]
-        else:
-            os.environ[THREADS] = before
+        del os.environ[THREADS]
+        os.environ.update(before)
 
 
 class Restarts:
@@ -112,7 +110,7 @@ class Restarts:
             )
 
         folder = self.folder / f"round-{number + 1}-{setting.replace('=', '-')}"
-        prepared = _prepare(replace(self.options, report_dir=folder), setting=setting)
+        prepared = _prepare_wrap(replace(self.options, report_dir=folder), setting=setting)
         name, _, value = setting.partition("=")
         with with_threads(value) if name == "threads" else nullcontext():
             outcome = launch_quietly(prepared, make_report)
@@ -128,15 +126,6 @@ class Restarts:
             self.status = outcome.exit_status or ExitStatus.INCONCLUSIVE
         else:
             self.refused[setting] = reason
-
-
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the numbers of ranks in "1,2,4", by size. Raises ``UserError``."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdigit() and 0 < int(word) <= MOST_RANKS for word in words) or {*words} == {"1"}:
-        what = f"--scaling is {text!r}, which is not a list of rank counts"
-        raise UserError(what, help=f"Give numbers from 1 to {MOST_RANKS}, one of them above 1: --scaling 1,2,4.")
-    return tuple(sorted({int(word) for word in words}))
 
 
 @contextmanager
@@ -181,11 +170,14 @@ def run(options: Options) -> int:
     if options.scaling is not None:
         if options.only:
             raise UserError("--scaling cannot be used with --only")
-        sizes = parse_sizes(options.scaling)
+        words = [word.strip() for word in options.scaling.split(",")]
+        if not all(word.isdigit() and 0 < int(word) <= MOST_RANKS for word in words) or {*words} == {"1"}:
+            what = f"--scaling is {options.scaling!r}, which is not a list of rank counts"
+            raise UserError(what, help=f"Give numbers from 1 to {MOST_RANKS}, one of them above 1: --scaling 1,2,4.")
         say(sys.stderr, NOTICE)
-        return _measure_sizes(options, sizes)
+        return _measure_sizes(options, tuple(sorted({int(word) for word in words})))
     is_in_turns = not options.only or not BY_RESTARTS.issuperset(options.only)
-    prepared = _prepare(options, setting="" if is_in_turns else BASE)
+    prepared = _prepare_wrap(options, setting="" if is_in_turns else BASE)
     if not is_in_turns and not prepared.placement.alone:
         what = "settings that need restarts can be tried on one node only"
         raise UserError(what, help="Run ddpdoctor tune on one node by itself.")
@@ -202,7 +194,7 @@ def run(options: Options) -> int:
             return None
         return read_plan(outcome.folder, options.only, time.monotonic() - began_s)
 
-    outcome = run_and_show(prepared, make_report=_report, is_last=lambda one: plan_after(one) is None)
+    outcome = run_and_show(prepared, make_report=_report, is_last=lambda job: plan_after(job) is None)
     if (plan := plan_after(outcome)) is not None:
         from ddpdoctor.diagnose.tuning import build_tune_report
 
@@ -232,7 +224,7 @@ def _measure_sizes(options: Options, sizes: tuple[int, ...]) -> int:
 
     def prepare(count: int, folder: Path | None) -> WrapOptions:
         with_ranks = replace(split, torchrun=(*split.torchrun, f"--nproc-per-node={count}"))
-        return _prepare(replace(options, split=with_ranks, report_dir=folder, only=("unreduced",)))
+        return _prepare_wrap(replace(options, split=with_ranks, report_dir=folder, only=("unreduced",)))
 
     started_at, cores = now(), len(os.sched_getaffinity(0))
     larger = [(kind, size) for size in sizes if size > 1 for kind in (LaunchKind.SHARE, LaunchKind.JOB)]
@@ -257,7 +249,7 @@ def _measure_sizes(options: Options, sizes: tuple[int, ...]) -> int:
     return ExitStatus.OK
 
 
-def _prepare(options: Options, setting: str = "") -> WrapOptions:
+def _prepare_wrap(options: Options, setting: str = "") -> WrapOptions:
     """Prepare the job as ``wrap`` does, without what would distort steps. A launch may have one setting throughout."""
     from ddpdoctor.cli.wrap import Options as Wrapped
     from ddpdoctor.cli.wrap import prepare

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import sys
 import textwrap
 from dataclasses import MISSING
 from pathlib import Path
@@ -25,77 +27,61 @@ if TYPE_CHECKING:
 
 SKILL = Path(__file__).parents[1] / "skills" / "ddpdoctor"  # the folder that coding agents load
 
-# Examples by command, "" for the whole program: a command line to paste, and what it does.
-EXAMPLES = {
-    "": (
-        ("ddpdoctor demo", "see a job with a fault diagnosed"),
-        ("ddpdoctor wrap train.py --epochs 10", "run your job under watch"),
-        ("ddpdoctor check-env", "can this machine train?"),
-    ),
-    "wrap": (
-        ("ddpdoctor wrap train.py --epochs 10", "one rank per GPU, or two on a CPU"),
-        ("ddpdoctor wrap --nproc-per-node 4 -m package.train", "a module, on four ranks"),
-        ("ddpdoctor wrap -- accelerate launch train.py", "any launcher"),
-        ("srun --ntasks-per-node=1 ddpdoctor wrap train.py", "many nodes, one report"),
-    ),
-    "tune": (
-        ("ddpdoctor tune train.py --output /tmp/tried", "which setting makes this job faster?"),
-        ("ddpdoctor tune --only bucket_cap --rounds 8 train.py", "one kind of setting, with less noise"),
-        ("ddpdoctor tune --scaling 1,2,4 train.py", "what is the gain of more ranks?"),
-    ),
-    "status": (
-        ("ddpdoctor status", "the latest job of this folder"),
-        ("ddpdoctor status RUN --watch", "again every second, until the job ends"),
-        ("ddpdoctor status RUN --dump", "the stacks of all ranks; the job continues"),
-    ),
-    "attach": (
-        ("ddpdoctor attach", "the training job of this machine"),
-        ("ddpdoctor attach --slurm 4711", "all nodes of a Slurm job, from the login node"),
-        ("ddpdoctor attach --kubectl job-name=train", "all pods with these labels"),
-    ),
-    "analyze": (
-        ("ddpdoctor analyze slurm-4711.out dumps/", "what a job left behind"),
-        ("kubectl logs -l job-name=train --prefix | ddpdoctor analyze -", "standard input"),
-    ),
-    "report": (
-        ("ddpdoctor report", "the latest run of this folder"),
-        ("ddpdoctor report RUN_DIR --format junit", "for a CI system"),
-    ),
-    "history": (("ddpdoctor history runs/", "all starts of a job that a scheduler restarts"),),
-    "mcp": (
-        ("ddpdoctor mcp", "the command that a coding agent's client starts"),
-        (f"cp -r {SKILL} ~/.agents/skills/", "the skill that tells an agent what to run, and how to read a report"),
-    ),
-    "explain": (("ddpdoctor explain DD601", "what a code means, and what to do"),),
-    "demo": (("ddpdoctor demo mismatch", "another fault; --list names them"),),
-    "check-env": (
-        ("ddpdoctor check-env", "this machine"),
-        ("torchrun --nproc-per-node 8 -m ddpdoctor check-env", "all machines of a job"),
-        ("ddpdoctor check-env gpu-count shm", "these checks only"),
-    ),
-    "check-rendezvous": (
-        ("ddpdoctor check-rendezvous --nnodes 2 --node-rank 0 --master-addr node0", "on each node, with its own rank"),
-    ),
-    "allreduce-bench": (
-        ("ddpdoctor allreduce-bench --max-size 64MiB --budget 15s", "two ranks on this machine"),
-        ("torchrun --nproc-per-node 8 -m ddpdoctor allreduce-bench", "where the job runs"),
-    ),
-    "check-consistency": (
-        ("ddpdoctor check-consistency --model train:build_model", "train it for a few steps"),
-        ("ddpdoctor check-consistency --diff a.pt b.pt", "what differs between two files"),
-    ),
-    "check-data": (
-        ("ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8", "arithmetic only"),
-        ("torchrun --nproc-per-node 4 -m ddpdoctor check-data --dataset train:make_loader", "what each rank draws"),
-    ),
-    "check-checkpoint": (
-        ("ddpdoctor check-checkpoint last.pt --model train:build_model", "is it complete, and would it load?"),
-    ),
-}
+# A command ("" is the whole program), an example to paste, and what it does.
+EXAMPLES = (
+    ("", "ddpdoctor demo", "see a job with a fault diagnosed"),
+    ("", "ddpdoctor wrap train.py --epochs 10", "run your job under watch"),
+    ("", "ddpdoctor check-env", "can this machine train?"),
+    ("wrap", "ddpdoctor wrap train.py --epochs 10", "one rank per GPU, or two on a CPU"),
+    ("wrap", "ddpdoctor wrap --nproc-per-node 4 -m package.train", "a module, on four ranks"),
+    ("wrap", "ddpdoctor wrap -- accelerate launch train.py", "any launcher"),
+    ("wrap", "srun --ntasks-per-node=1 ddpdoctor wrap train.py", "many nodes, one report"),
+    ("tune", "ddpdoctor tune train.py --output /tmp/tried", "which setting makes this job faster?"),
+    ("tune", "ddpdoctor tune --only bucket_cap --rounds 8 train.py", "one kind of setting, with less noise"),
+    ("tune", "ddpdoctor tune --scaling 1,2,4 train.py", "what is the gain of more ranks?"),
+    ("status", "ddpdoctor status", "the latest job of this folder"),
+    ("status", "ddpdoctor status RUN --watch", "again every second, until the job ends"),
+    ("status", "ddpdoctor status RUN --dump", "the stacks of all ranks; the job continues"),
+    ("attach", "ddpdoctor attach", "the training job of this machine"),
+    ("attach", "ddpdoctor attach --slurm 4711", "all nodes of a Slurm job, from the login node"),
+    ("attach", "ddpdoctor attach --kubectl job-name=train", "all pods with these labels"),
+    ("analyze", "ddpdoctor analyze slurm-4711.out dumps/", "what a job left behind"),
+    ("analyze", "kubectl logs -l job-name=train --prefix | ddpdoctor analyze -", "standard input"),
+    ("report", "ddpdoctor report", "the latest run of this folder"),
+    ("report", "ddpdoctor report RUN_DIR --format junit", "for a CI system"),
+    ("history", "ddpdoctor history runs/", "all starts of a job that a scheduler restarts"),
+    ("mcp", "ddpdoctor mcp", "the command that a coding agent's client starts"),
+    ("mcp", f"cp -r {SKILL} ~/.agents/skills/", "the skill that tells an agent what to run"),
+    ("explain", "ddpdoctor explain DD601", "what a code means, and what to do"),
+    ("demo", "ddpdoctor demo mismatch", "another fault; --list names them"),
+    ("check-env", "ddpdoctor check-env", "this machine"),
+    ("check-env", "torchrun --nproc-per-node 8 -m ddpdoctor check-env", "all machines of a job"),
+    ("check-env", "ddpdoctor check-env gpu-count shm", "these checks only"),
+    ("check-rendezvous", "ddpdoctor check-rendezvous --nnodes 2 --node-rank 0 --master-addr node0", "on each node"),
+    ("allreduce-bench", "ddpdoctor allreduce-bench --max-size 64MiB --budget 15s", "two ranks on this machine"),
+    ("allreduce-bench", "torchrun --nproc-per-node 8 -m ddpdoctor allreduce-bench", "where the job runs"),
+    ("check-consistency", "ddpdoctor check-consistency --model train:build_model", "train it for a few steps"),
+    ("check-consistency", "ddpdoctor check-consistency --diff a.pt b.pt", "what differs between two files"),
+    ("check-data", "ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8", "arithmetic only"),
+    ("check-data", "torchrun --nproc-per-node 4 -m ddpdoctor check-data --dataset train:make_loader", "as ranks draw"),
+    ("check-checkpoint", "ddpdoctor check-checkpoint last.pt --model train:build_model", "would it load?"),
+)
 UNWANTED = re.compile(r"  \[required\]| <(list\[)?(str|path|Path)\]?>")  # what Typer adds, and --help leaves out
 # The error for a wrong command line: click's, or that of the click inside newer versions of Typer.
 UsageError: Any = typer.BadParameter.__bases__[0]
 SPLIT = "ddpdoctor.split"
+# Commands that take seconds and show nothing else meanwhile.
+SLOW = frozenset(VERBS) - {
+    "allreduce-bench",
+    "check-checkpoint",
+    "config",
+    "demo",
+    "explain",
+    "mcp",
+    "status",
+    "tune",
+    "wrap",
+}
 
 
 def write_options(command: Any, ctx: Any, formatter: Any) -> None:
@@ -131,40 +117,30 @@ def write_names(formatter: Any, title: str, names: list[str]) -> None:
 
 def write_examples(formatter: Any, name: str) -> None:
     """Write each command on its own line without wrapping, so that it can be pasted."""
-    if name not in EXAMPLES:
-        return
-    with formatter.section("Examples"):
-        indent = " " * formatter.current_indent
-        for command, what in EXAMPLES[name]:
-            formatter.write(f"{indent}{command}\n{indent}    {what}\n")
+    if examples := [row[1:] for row in EXAMPLES if row[0] == name]:
+        with formatter.section("Examples"):
+            indent = " " * formatter.current_indent
+            for command, what in examples:
+                formatter.write(f"{indent}{command}\n{indent}    {what}\n")
 
 
-class OurWords:
-    """Refuses a wrong command line in our words, not in Typer's."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises ``UserError``."""
-        words, params = list(args), ctx.command.get_params(ctx)
-        try:
-            rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
-        except UsageError as error:
-            if not words:  # the help
-                raise
-            name, param = getattr(error, "option_name", ""), getattr(error, "param", None)
-            what, hint = error.message, f"`{ctx.command_path} --help` lists the options."
-            if hasattr(error, "possibilities"):
-                names = [option for param in params for option in param.opts if option.startswith("--")]
-                what, hint = f"{ctx.command_path} has no option {name}", nearest(name, names, hint)
-            elif name:
-                takes_none = any(name in param.opts and getattr(param, "is_flag", False) for param in params)
-                what = f"the option {name} {'takes no' if takes_none else 'needs a'} value"
-            elif param is not None:
-                what = f"{ctx.command_path} needs {param.metavar or param.name}"
-            raise UserError(what, help=hint) from error
-        return rest
+def explain_use(error: Any, command: str) -> UserError:
+    """Say in our words what is wrong with a command line that Typer refuses."""
+    name, param, params = getattr(error, "option_name", ""), getattr(error, "param", None), []
+    what, hint = error.message, f"`{command} --help` lists the options."
+    if error.ctx is not None:
+        params = error.ctx.command.get_params(error.ctx)
+    if hasattr(error, "possibilities"):
+        names = [option for param in params for option in param.opts if option.startswith("--")]
+        what, hint = f"{command} has no option {name}", nearest(name, names, hint)
+    elif name:
+        what = f"the option {name} {'takes no' if 'not take' in what else 'needs a'} value"
+    elif param is not None:
+        what = f"{command} needs {param.metavar or param.name}"
+    return UserError(what, help=hint)
 
 
-class Verb(OurWords, TyperCommand):
+class Verb(TyperCommand):
     """A command whose help shows options by subject, then examples."""
 
     format_options = write_options
@@ -180,10 +156,10 @@ class RankVerb(Verb):
         """Parse the arguments. Without a launcher, errors are shown as for every command."""
         try:
             return super().parse_args(ctx, args)
-        except UserError as error:
+        except (UsageError, UserError) as error:
             from ddpdoctor.cli.ranks import refuse
 
-            status = refuse(error)
+            status = refuse(error if isinstance(error, UserError) else explain_use(error, ctx.command_path))
             if status is None:
                 raise
             raise typer.Exit(status) from error
@@ -215,7 +191,7 @@ KINDS = {
 }  # fmt: skip
 
 
-class Verbs(OurWords, TyperGroup):
+class Verbs(TyperGroup):
     """The program. It builds the called command, and lists all commands by subject."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is Typer's
@@ -242,7 +218,7 @@ class Verbs(OurWords, TyperGroup):
         write_options(self, ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the signature is Typer's
-        write_section(formatter, "Exit status", [(str(int(one)), meaning) for one, meaning in MEANINGS.items()])
+        write_section(formatter, "Exit status", [(str(int(status)), meaning) for status, meaning in MEANINGS.items()])
         write_examples(formatter, "")
 
 
@@ -263,6 +239,11 @@ def _callback(module: Any, declared: Iterable[Declared]) -> Callable[..., None]:
         if values.pop("json", False):
             values["format"] = "json"
         options = module.Options(**{name: value for name, value in values.items() if value is not None})
+        name = ctx.info_name or ""  # a command that starts ranks shows it in the first of them
+        if name in SLOW and os.environ.get("RANK", "" if name in KINDS else "0") == "0":
+            from ddpdoctor.cli.output import show_status
+
+            show_status(f"ddpdoctor {name}: {VERBS[name].summary.rstrip('.')}")
         ctx.obj.append((module.run, options))
 
     by_name = inspect.Parameter.KEYWORD_ONLY
@@ -317,8 +298,13 @@ def read_command_line(words: Sequence[str]) -> tuple[Callable[[Any], int], Any]:
     """
     asked: list[tuple[Callable[[Any], int], Any]] = []
     try:
-        app(list(words), prog_name="ddpdoctor", obj=asked)
-    except SystemExit:
-        if not asked:
-            raise
+        status = app(list(words), prog_name="ddpdoctor", obj=asked, standalone_mode=False)
+    except UsageError as error:
+        if not words:  # the help
+            error.show()
+            sys.exit(error.exit_code)
+        verb = next((word for word in words if word in VERBS), "")
+        raise explain_use(error, f"ddpdoctor {verb}".strip()) from error
+    if not asked:
+        sys.exit(status)
     return asked[0]

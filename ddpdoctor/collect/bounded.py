@@ -141,10 +141,10 @@ def wait_for_program(process: ChildProcess, limit_s: float) -> ChildEnd:
         out, err = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired as late:
         process.kill()
-        return ChildEnd(out=_text(late.stdout), err=_text(late.stderr), status=None)
+        return ChildEnd(out=_decoded(late.stdout), err=_decoded(late.stderr), status=None)
     finally:
         atexit.unregister(process.kill)
-    return ChildEnd(out=_text(out), err=_text(err), status=process.returncode)
+    return ChildEnd(out=_decoded(out), err=_decoded(err), status=process.returncode)
 
 
 def run_child(module: str, arguments: Sequence[str], env: Mapping[str, str], limit_s: float) -> ChildEnd:
@@ -152,5 +152,5 @@ def run_child(module: str, arguments: Sequence[str], env: Mapping[str, str], lim
     return wait_for_program(start_module((module, *arguments), env), limit_s)
 
 
-def _text(data: bytes | None) -> str:
+def _decoded(data: bytes | None) -> str:
     return (data or b"").decode(errors="replace")

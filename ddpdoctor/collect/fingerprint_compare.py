@@ -95,7 +95,7 @@ class StreamSeen:
             if what not in self.differences and has_any(seen, what):
                 runs = first.rows.kinds[what].runs if what in first.rows.kinds else ()
                 pairs = ((other.fingerprints[run], first.fingerprints[run]) for run in runs for other in others)
-                is_equal = same or (has_same_rows and all(one == other for one, other in pairs))
+                is_equal = same or (has_same_rows and all(root == other for root, other in pairs))
                 if is_equal or next(_differing(seen, what), None) is None:
                     self._last_equal[what] = point
                 else:
@@ -116,7 +116,7 @@ class StreamSeen:
         self.ranks.update(seen)
         random = {str(text.get("random") or "") for text in point[1].values()}
         self._same_random += len(random) == 1 and "" not in random
-        parameters = {rank: root_of(one.rows, one.fingerprints, (What.PARAMETER,)) for rank, one in seen.items()}
+        parameters = {rank: root_of(table.rows, table.fingerprints, (What.PARAMETER,)) for rank, table in seen.items()}
         stood_still = has_any(seen, What.PARAMETER) and parameters.items() <= self._parameters.items()
         self._unchanged = self._unchanged + 1 if stood_still else 0
         self._parameters, self._last, self._lowest = parameters, point, seen[min(seen)]

@@ -307,11 +307,11 @@ class NodeIndex:
 
     def report(self) -> tuple[StreamRoot, ...]:
         reports = []
-        for one in (index for index in self.shared() if index.points):
-            root, random = one.root(one.since, one.upto)
-            ranks = tuple(sorted(one.ranks))
+        for index in (index for index in self.shared() if index.points):
+            root, random = index.root(index.since, index.upto)
+            ranks = tuple(sorted(index.ranks))
             reports.append(
-                StreamRoot(stream=one.name, ranks=ranks, since=one.since, upto=one.upto, root=root, random=random)
+                StreamRoot(stream=index.name, ranks=ranks, since=index.since, upto=index.upto, root=root, random=random)
             )
         return tuple(reports)
 
@@ -369,9 +369,7 @@ def unpack_points(kept: StreamKept, rows_read: RowsRead) -> Points:
                 raise ValueError("a side without a table, or without texts")
             fingerprints = bytes.fromhex(side.fingerprints)
             if len(fingerprints) != sizes[side.table] or not members.issuperset(side.ranks):
-                raise ValueError(
-                    "a side whose fingerprints are not those of its table, or whose ranks are not in its group"
-                )
+                raise ValueError("a side with the fingerprints of another table, or with ranks outside its group")
             for rank, text in zip(side.ranks, map(json.loads, side.texts), strict=True):
                 if not isinstance(text, dict):
                     raise TypeError("a text that is not a JSON object")

@@ -227,7 +227,7 @@ def unite_consistency(
         for node in known
         for stream in node.streams
         if not any(
-            _identity(stream) == one and ranks.issuperset({*stream.ranks, *stream.unpaired}) for one, ranks in covered
+            _identity(stream) == key and ranks.issuperset({*stream.ranks, *stream.unpaired}) for key, ranks in covered
         )
     ]
     return replace(
@@ -290,5 +290,5 @@ def _united_values(streams: Iterable[Stream]) -> tuple[tuple[int, tuple[Values, 
         for number, values in stream.values:
             by_number.setdefault(number, {}).update({value.rank: value for value in values})
     return tuple(
-        (number, tuple(one for _, one in sorted(by_rank.items()))) for number, by_rank in sorted(by_number.items())
+        (number, tuple(value for _, value in sorted(by_rank.items()))) for number, by_rank in sorted(by_number.items())
     )

@@ -170,7 +170,7 @@ def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
     host_pids = system.text_or("/proc/2/comm") == "kthreadd"  # a container does not see the host's processes
     names = (system.text_or(f"/proc/{pid}/comm") for pid in system.names("/proc") if pid.isdecimal())
     gpus = Gpus(
-        driver=_text(nvml, "nvmlSystemGetDriverVersion"),
+        driver=_ask_text(nvml, "nvmlSystemGetDriverVersion"),
         cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None, devices=(), pairs=(),
         persistenced=system.exists(PERSISTENCED) or system.exists(f"/var{PERSISTENCED}"),
         fabric_manager=any(name == FABRIC_MANAGER for name in names) or (False if host_pids else None),
@@ -187,14 +187,14 @@ def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
             handles[index] = nvml.call("nvmlDeviceGetHandleByIndex", index)
         except NvmlError as error:
             if error.name != "NO_PERMISSION":
-                gpus = replace(gpus, devices=(*gpus.devices, _silent(index, _words(error))))
+                gpus = replace(gpus, devices=(*gpus.devices, _silent(index, _error_words(error))))
             continue
         gpus = replace(gpus, devices=(*gpus.devices, read_gpu(nvml, handles[index], index, kin)))
     pairs = []
-    for (first, one), (second, other) in combinations(handles.items(), 2):
+    for (first, handle), (second, other) in combinations(handles.items(), 2):
         with contextlib.suppress(NvmlError):  # one of the two is lost; its own facts say so
-            ancestor = ANCESTORS.get(_ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", one, other), "unknown")
-            status = _ask(nvml, "nvmlDeviceGetP2PStatus", one, other, P2P_READ)
+            ancestor = ANCESTORS.get(_ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", handle, other), "unknown")
+            status = _ask(nvml, "nvmlDeviceGetP2PStatus", handle, other, P2P_READ)
             p2p = None if status is None else P2P.get(status, "unknown")
             pairs.append(GpuPair(first=first, second=second, ancestor=ancestor, p2p=p2p))
     gpus = replace(gpus, pairs=tuple(pairs))
@@ -231,11 +231,11 @@ def read_gpu(nvml: Nvml, handle: Any, index: int, kin: Kin) -> Gpu:
             status = "success" if info.status == 0 else nvml.error_name(info.status).replace("_", " ").lower()
             known |= {"fabric_state": FABRIC_STATES.get(info.state, str(info.state)), "fabric_status": status}
     except NvmlError as error:
-        return Gpu(index=index, **{**known, "error": _words(error)})
+        return Gpu(index=index, **{**known, "error": _error_words(error)})
     return Gpu(index=index, **known)
 
 
-def _words(error: NvmlError) -> str:
+def _error_words(error: NvmlError) -> str:
     """Return "GPU is lost" for GPU_IS_LOST."""
     return error.name.replace("_", " ").capitalize().replace("Gpu", "GPU")
 
@@ -250,12 +250,12 @@ def _ask(nvml: Nvml, function: str, *arguments: Any, struct: str = "") -> Any:
         return None
 
 
-def _text(nvml: Nvml, function: str, *arguments: Any) -> str | None:
+def _ask_text(nvml: Nvml, function: str, *arguments: Any) -> str | None:
     answer = _ask(nvml, function, *arguments)
     return None if answer is None else str(answer)
 
 
-def _flag(answer: int | None) -> bool | None:
+def _as_bool(answer: int | None) -> bool | None:
     return None if answer is None else bool(answer)
 
 
@@ -275,17 +275,17 @@ def _memory_health(nvml: Nvml, handle: Any) -> dict[str, Any]:
     counted = [len(page) for page in pages if page is not None]
     sram = _ask(nvml, "nvmlDeviceGetSramEccErrorStatus", handle, struct="c_nvmlEccSramErrorStatus_v1_t")
     return {
-        "vbios": _text(nvml, "nvmlDeviceGetVbiosVersion", handle),
+        "vbios": _ask_text(nvml, "nvmlDeviceGetVbiosVersion", handle),
         "ecc_enabled": None if ecc is None else bool(ecc[0]),
         "ecc_uncorrected_volatile": _ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, UNCORRECTED, VOLATILE),
         "ecc_uncorrected_aggregate": _ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, UNCORRECTED, AGGREGATE),
         "ecc_corrected_volatile": _ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, CORRECTED, VOLATILE),
         "remapped_correctable": rows[0],
         "remapped_uncorrectable": rows[1],
-        "remap_pending": _flag(rows[2]),
-        "remap_failed": _flag(rows[3]),
+        "remap_pending": _as_bool(rows[2]),
+        "remap_failed": _as_bool(rows[3]),
         "retired_pages": sum(counted) if counted else None,
-        "retired_pending": _flag(_ask(nvml, "nvmlDeviceGetRetiredPagesPendingStatus", handle)),
+        "retired_pending": _as_bool(_ask(nvml, "nvmlDeviceGetRetiredPagesPendingStatus", handle)),
         "sram_threshold_exceeded": None if sram is None else bool(sram.bThresholdExceeded),
     }
 
@@ -314,7 +314,7 @@ def _modes(nvml: Nvml, handle: Any) -> dict[str, Any]:
     if memory is None:
         memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
     return {
-        "persistence": _flag(_ask(nvml, "nvmlDeviceGetPersistenceMode", handle)),
+        "persistence": _as_bool(_ask(nvml, "nvmlDeviceGetPersistenceMode", handle)),
         "mig_enabled": None if mig is None else bool(mig[0]),
         "compute_mode": None if mode is None else COMPUTE_MODES.get(mode, str(mode)),
         "memory_total_bytes": None if memory is None else int(memory.total),
@@ -324,8 +324,8 @@ def _modes(nvml: Nvml, handle: Any) -> dict[str, Any]:
 
 def _processes(nvml: Nvml, handle: Any, kin: Kin) -> tuple[GpuProcess, ...] | None:
     """Return every process once; one that does compute and graphics counts as compute."""
-    computing = _listed(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
-    drawing = _listed(nvml, "nvmlDeviceGetGraphicsRunningProcesses", handle)
+    computing = _processes_on(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+    drawing = _processes_on(nvml, "nvmlDeviceGetGraphicsRunningProcesses", handle)
     if computing is None and drawing is None:
         return None
     used: dict[int, int | None] = {}
@@ -338,7 +338,7 @@ def _processes(nvml: Nvml, handle: Any, kin: Kin) -> tuple[GpuProcess, ...] | No
     )
 
 
-def _listed(nvml: Nvml, function: str, handle: Any) -> list[Any] | None:
+def _processes_on(nvml: Nvml, function: str, handle: Any) -> list[Any] | None:
     processes: list[Any] | None = _ask(nvml, f"{function}_v3", handle)
     if processes is None:
         processes = _ask(nvml, f"{function}_v2", handle)
@@ -420,15 +420,15 @@ def main(arguments: list[str]) -> None:
             for index in range(count):
                 with contextlib.suppress(NvmlError):
                     uuids[index] = str(nvml.call("nvmlDeviceGetUUID", nvml.call("nvmlDeviceGetHandleByIndex", index)))
-            _say({UUIDS: uuids})
+            _print_facts({UUIDS: uuids})
             return
         for gpus in read_gpu_facts(Nvml(pynvml), System()):
-            _say(encode(gpus))
+            _print_facts(encode(gpus))
     except NotRead as missing:
-        _say({"absent": missing.unread.reason})
+        _print_facts({"absent": missing.unread.reason})
 
 
-def _say(facts: dict[str, Any]) -> None:
+def _print_facts(facts: dict[str, Any]) -> None:
     print(json.dumps(facts), flush=True)  # noqa: T201 - the parent reads it
 
 

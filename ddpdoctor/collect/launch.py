@@ -193,13 +193,13 @@ def seen_launch(
 
 def seen_ranks(env: Mapping[str, str]) -> Launch:
     """Return the launch of a program that is the job's own command; here RANK and the like come from its launcher."""
-    starter, launch = number(env, OWN_VARIABLE), _environment(env)
+    starter, launch = number(env, OWN_VARIABLE), _torchrun_launch(env)
     if starter is not None and launch is not None:
         return replace(launch, launcher=Launcher.OWN, nnodes=1, run=str(starter), agent_store=True)
     return torchrun_launch(env) or launch or _slurm_launch(env) or Launch(nnodes=1, hosts=("127.0.0.1",))
 
 
-def _environment(env: Mapping[str, str]) -> Launch | None:
+def _torchrun_launch(env: Mapping[str, str]) -> Launch | None:
     rank, world_size, port = number(env, "RANK"), number(env, "WORLD_SIZE"), number(env, "MASTER_PORT")
     address = text(env, "MASTER_ADDR")
     if rank is None or world_size is None or port is None or not address or rank >= world_size:
@@ -214,7 +214,7 @@ def _environment(env: Mapping[str, str]) -> Launch | None:
 
 def torchrun_launch(env: Mapping[str, str]) -> Launch | None:
     """Return the launch of a torchrun that started this process, or None."""
-    launch, run_id = _environment(env), env.get("TORCHELASTIC_RUN_ID")
+    launch, run_id = _torchrun_launch(env), env.get("TORCHELASTIC_RUN_ID")
     if launch is None or run_id is None:
         return None
     local_rank, nnodes = number(env, "LOCAL_RANK"), number(env, "GROUP_WORLD_SIZE")

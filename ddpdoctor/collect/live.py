@@ -68,7 +68,7 @@ def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
         number = int(own_dir.name) if own_dir.parent.name == NODES else 0
         hosts = {number: own.run.host, **{other: found.run.host for other, found in others.items()}}
         nodes = (
-            facts.NodeSeen(number=one, host=host, presence=facts.Presence.HERE) for one, host in sorted(hosts.items())
+            facts.NodeSeen(number=node, host=host, presence=facts.Presence.HERE) for node, host in sorted(hosts.items())
         )
         members = facts.NodesSeen(expected=len(hosts), own=number, nodes=tuple(nodes))
     job = job_of(SavedRun(own=own, members=members, others=others))
@@ -189,7 +189,7 @@ def with_past(start: Start, saved: SavedRun, launched: datetime | None, *, is_la
     passes: tuple[PassSeen, ...] = ()
     first_epoch = None
     for rank in job.ranks:  # of the lowest rank over the loader that it trained from
-        loader = max(rank.loaders or (), key=lambda one: one.trained_batches, default=None)
+        loader = max(rank.loaders or (), key=lambda seen: seen.trained_batches, default=None)
         if loader is not None and loader.trained_batches:
             passes, first_epoch = _passes_of(loader, _steps_of(rank))
             break
@@ -197,7 +197,7 @@ def with_past(start: Start, saved: SavedRun, launched: datetime | None, *, is_la
     return replace(
         start, began_at=start.began_at or wall(began_ns) or launched, first_step_at=wall(min(first, default=None)),
         last_progress_at=wall(max(last, default=None)), steps=max(start.steps, *map(_steps_of, job.ranks), 0),
-        saved_step=max((one.cells["saved_steps"] for one in contents if one and one.cells["saves"]), default=None),
+        saved_step=max((ring.cells["saved_steps"] for ring in contents if ring and ring.cells["saves"]), default=None),
         passes=passes, first_epoch=first_epoch,
     )  # fmt: skip
 
@@ -211,7 +211,7 @@ def _passes_of(loader: LoaderSeen, steps: int) -> tuple[tuple[PassSeen, ...], in
     """Return the last passes that follow each other, and the first one's epoch: the record has first and last ones."""
     trained = [epoch for epoch in loader.epochs if epoch.trained and epoch.set_epoch is not None]
     share = min(1.0, steps / loader.trained_batches)
-    gaps = [at for at, (one, later) in enumerate(pairwise(trained), 1) if later.number != one.number + 1]
+    gaps = [at for at, (epoch, later) in enumerate(pairwise(trained), 1) if later.number != epoch.number + 1]
     passes = tuple(
         PassSeen(epoch=epoch.set_epoch or 0, steps=round((epoch.backwards or epoch.batches) * share))
         for epoch in trained[gaps[-1] if gaps else 0 :]

@@ -97,7 +97,7 @@ def read_network(system: System, _plan: ReadingPlan) -> node.Network:
     return node.Network(
         interfaces=_interfaces(system, addresses),
         default_interface=read_default_interface(system),
-        ipv6_disabled=_flag(system.number_or_none("/proc/sys/net/ipv6/conf/all/disable_ipv6")),
+        ipv6_disabled=_is_set(system.number_or_none("/proc/sys/net/ipv6/conf/all/disable_ipv6")),
         local_ports=(int(local_ports[0]), int(local_ports[1])) if len(local_ports) == 2 else None,
         master_port=read_master_port(system, addresses),
         firewall=read_firewall(system),
@@ -105,7 +105,7 @@ def read_network(system: System, _plan: ReadingPlan) -> node.Network:
     )
 
 
-def _flag(number: int | None) -> bool | None:
+def _is_set(number: int | None) -> bool | None:
     return None if number is None else number == 1
 
 
@@ -126,30 +126,30 @@ def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[
             for name, (up, mtu, speed_mb_s) in states.items()
         )  # fmt: skip
     aliases = [name for name in addresses if name not in names and name.partition(":")[0] in names]
-    by_index = sorted(names, key=lambda name: (_number(system, name, "ifindex", LAST), name))
+    by_index = sorted(names, key=lambda name: (_file_number(system, name, "ifindex", LAST), name))
     interfaces = []
     for name in [*by_index, *sorted(aliases)]:
         device = name.partition(":")[0]
-        flags, speed = _number(system, device, "flags", 0), _number(system, device, "speed", -1)
+        flags, speed = _file_number(system, device, "flags", 0), _file_number(system, device, "speed", -1)
         carrier = system.number_or_none(f"{FOLDER}/{device}/carrier")  # unreadable if the interface is down
         target = read_link(system.path(f"{FOLDER}/{device}"))
         interface = node.Interface(
             name=name,
             up=bool(flags & IFF_UP),
             operstate=system.text_or(f"{FOLDER}/{device}/operstate", "unknown"),
-            carrier=_flag(carrier),
+            carrier=_is_set(carrier),
             loopback=bool(flags & IFF_LOOPBACK),
             virtual="/virtual/" in target if target else not system.exists(f"{FOLDER}/{device}/device"),
-            mtu=_number(system, device, "mtu", 0),
+            mtu=_file_number(system, device, "mtu", 0),
             speed_mb_s=speed if speed > 0 else None,
             addresses=addresses.get(name, ()),
-            link_type=_number(system, device, "type", 0),
+            link_type=_file_number(system, device, "type", 0),
         )
         interfaces.append(interface)
     return tuple(interfaces)
 
 
-def _number(system: System, device: str, file: str, default: int) -> int:
+def _file_number(system: System, device: str, file: str, default: int) -> int:
     number = system.number_or_none(f"{FOLDER}/{device}/{file}")
     return default if number is None else number
 

@@ -109,7 +109,7 @@ def read_or_none(kind: type[Kind], entry: Any) -> Kind | None:
 
 def read_all(kind: type[Kind], entries: Any) -> tuple[Kind, ...]:
     """Return the records in a list, without damaged ones."""
-    return tuple(one for entry in dicts(entries) if (one := read_or_none(kind, entry)) is not None)
+    return tuple(record for entry in dicts(entries) if (record := read_or_none(kind, entry)) is not None)
 
 
 def find_note(notes: Iterable[dict[str, Any]], *kinds: str) -> dict[str, Any]:
@@ -578,7 +578,7 @@ def read_device_steps(notes: Sequence[dict[str, Any]]) -> steps.DeviceSteps | No
 
 def _lists(value: Any) -> list[list[int]]:
     rows = value if isinstance(value, list) else []
-    return [row for row in rows if isinstance(row, list) and all(isinstance(one, int) for one in row)]
+    return [row for row in rows if isinstance(row, list) and all(isinstance(cell, int) for cell in row)]
 
 
 def _ms(column_us: Sequence[int]) -> tuple[float, ...]:

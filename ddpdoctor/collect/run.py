@@ -55,7 +55,7 @@ def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
                 f"{folder} is damaged: {name} in it is not a folder, or is a link",
                 help="Copy the run folder with the files instead of links, for example with `cp -rL` or tar.",
             )
-    run = _read_run(folder)
+    run = _read_run_json(folder)
     try:
         contents: dict[int, ring_reading.RingContent] = {}  # the latest ring of each pid
         damaged: dict[int, str] = {}
@@ -117,14 +117,13 @@ def job_of_node(folder: RunFolder, attempt: int | None = None) -> facts.Job:
         ranks = tuple(sorted((read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
         world_size, nnodes, local_ranks, may_run_elsewhere = _read_shape(run, agent, contents)
         # torch's debug level when a rank made its group; before that, and in old runs, the level that we chose
-        levels = [
-            str(note["debug_level"]) for note in notes if note.get("k") == "initialized" and note.get("debug_level")
-        ]
+        begun = [note for note in notes if note.get("k") == "initialized"]
+        levels = [str(note["debug_level"]) for note in begun if note.get("debug_level")]
         chosen = run.debug_level or "OFF"
         writers = []
-        for one in (contents[source.pid] for source in sources if source.pid in contents):
-            began_ns, ended_ns = one.cells["started_ns"], watch.processes.get(one.pid, run_files.UNSEEN).ended_ns
-            writers.append(Writer(pid=one.pid, ticks=one.start_ticks, began_ns=began_ns, ended_ns=ended_ns))
+        for ring in (contents[source.pid] for source in sources if source.pid in contents):
+            began_ns, ended_ns = ring.cells["started_ns"], watch.processes.get(ring.pid, run_files.UNSEEN).ended_ns
+            writers.append(Writer(pid=ring.pid, ticks=ring.start_ticks, began_ns=began_ns, ended_ns=ended_ns))
         return facts.Job(
             now_ns=watch.now_ns or max([rank.ended_ns or rank.last_progress_ns or 0 for rank in ranks], default=0),
             hang_timeout_s=run.hang_timeout_s or 300.0, ranks=share_groups(ranks),
@@ -133,7 +132,8 @@ def job_of_node(folder: RunFolder, attempt: int | None = None) -> facts.Job:
             launcher_status=watch.launcher_status, launched_ns=run.launched_ns or 0, stopping_since_ns=stop_ns,
             interrupted_by=watch.interrupted_by, node_rank=run.node_rank,
             debug_level=levels[-1] if levels else "OFF" if chosen == "AUTO" else chosen, entry=run.entry,
-            torch_version=run.torch_version, host_causes=watch.host_causes, machine=folder.machine,
+            backend=str(begun[-1].get("backend") or "") if begun else "",
+            host_causes=watch.host_causes, machine=folder.machine,
             control_flow=folder.control_flow, consistency=read_consistency(path, run, attempt, writers),
             speed_asked=run.speed, nccl_lines=folder.nccl_lines, host=run.host, reached=folder.reached,
         )  # fmt: skip
@@ -146,7 +146,7 @@ def _damage(folder: Path, error: Exception) -> UserError:
     return UserError(f"{folder} is damaged, and cannot be judged ({type(error).__name__}: {error})")
 
 
-def _read_run(folder: Path) -> facts.Run:
+def _read_run_json(folder: Path) -> facts.Run:
     try:
         plain = run_files.load_json(folder / "run.json")
     except run_files.DAMAGED:
@@ -350,16 +350,16 @@ def shift_times(value: Any, ahead_ns: int) -> Any:
     if isinstance(value, facts.CallLog):
         return value.shifted(ahead_ns)
     if isinstance(value, tuple):
-        return tuple(shift_times(one, ahead_ns) for one in value) if value and type(value[0]) in TIMED else value
+        return tuple(shift_times(record, ahead_ns) for record in value) if value and type(value[0]) in TIMED else value
     new: dict[str, Any] = {}
     for name in (field.name for field in fields(value)):
         old = getattr(value, name)
         if not name.endswith("_ns"):
             new[name] = shift_times(old, ahead_ns) if type(old) in _HOLDERS else old
         elif isinstance(old, tuple):
-            new[name] = tuple(one - ahead_ns for one in old)
+            new[name] = tuple(time_ns - ahead_ns for time_ns in old)
         elif isinstance(old, array):
-            new[name] = array("q", [one - ahead_ns for one in old])
+            new[name] = array("q", [time_ns - ahead_ns for time_ns in old])
         else:  # None and 0 mean that it is not known
             new[name] = old and old - ahead_ns
         if new[name] is old:

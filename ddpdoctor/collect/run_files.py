@@ -82,7 +82,7 @@ def attempt_name(stem: str, attempt: int | None = None) -> str:
 
 def save(path: Path, record: Any) -> None:
     """Write a record, or a tuple of records, as JSON, whole or not at all; raises OSError."""
-    plain = [encode(one) for one in record] if isinstance(record, tuple) else encode(record)
+    plain = [encode(part) for part in record] if isinstance(record, tuple) else encode(record)
     write_whole(path, json.dumps(plain))
 
 
@@ -339,17 +339,17 @@ def _statements(tree: ast.AST) -> Iterator[Statement]:
         decided: list[int] = []
         if isinstance(node, (ast.If, ast.While)):
             end = node.lineno if isinstance(node, ast.If) else node.end_lineno or node.lineno
-            above = (one for one in assigned.get(scopes.get(node), ()) if one.lineno <= end)
-            values = {getattr(one.targets[0], "id", ""): one.value for one in above}  # stop in: stop = must_stop(step)
+            above = (assign for assign in assigned.get(scopes.get(node), ()) if assign.lineno <= end)
+            values = {getattr(assign.targets[0], "id", ""): assign.value for assign in above}  # stop = must_stop(step)
             asked = [values.get(getattr(part, "id", None), part) for part in ast.walk(node.test)]
             names = [
-                getattr(one.func, "id", getattr(one.func, "attr", "")) for one in asked if isinstance(one, ast.Call)
+                getattr(call.func, "id", getattr(call.func, "attr", "")) for call in asked if isinstance(call, ast.Call)
             ]
             decided = [line for name in names for line in answers.get(name, ())]
         elif isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
             # Over a range of constants it runs equally often on all ranks.
             is_range = isinstance(node.iter.func, ast.Name) and node.iter.func.id == "range"
-            is_fixed = is_range and all(isinstance(one, ast.Constant) for one in node.iter.args)
+            is_fixed = is_range and all(isinstance(argument, ast.Constant) for argument in node.iter.args)
             kind = "fixed-for" if is_fixed else kind
         yield Statement(
             kind=kind,
@@ -388,7 +388,7 @@ def read_excerpt(file: str, line: int, unchanged_since_s: float) -> SourceExcerp
         return None
     first = max(1, line - AROUND)
     shown = lines[first - 1 : line + AROUND]
-    return SourceExcerpt(file=file, first=first, lines=tuple(map(_shown, shown)), blamed=line)
+    return SourceExcerpt(file=file, first=first, lines=_source_lines(shown), blamed=line)
 
 
 def load_excerpt(folder: Path, file: str, line: int) -> SourceExcerpt | None:
@@ -396,7 +396,7 @@ def load_excerpt(folder: Path, file: str, line: int) -> SourceExcerpt | None:
     kept = load(SourceExcerpt, folder / SOURCE_NAME)
     if kept is None or (kept.file, kept.blamed) != (file, line) or not kept.first <= line < kept.first + AROUND + 1:
         return None
-    lines = tuple(map(_shown, kept.lines[: 2 * AROUND + 1]))
+    lines = _source_lines(kept.lines[: 2 * AROUND + 1])
     return SourceExcerpt(file=file, first=kept.first, lines=lines, blamed=line) if lines else None
 
 
@@ -406,7 +406,7 @@ def records_own_job(folder: Path, pids: Iterable[int]) -> bool:
         with contextlib.suppress(OSError):
             own = Path("/proc/self/ns/mnt")
             process = Path(f"/proc/{pid}")
-            named = [one for one in read_environment(pid) if one.startswith(b"DDPDOCTOR_RUN=")]
+            named = [variable for variable in read_environment(pid) if variable.startswith(b"DDPDOCTOR_RUN=")]
             if (
                 named
                 and process.stat().st_uid == os.geteuid()
@@ -428,9 +428,9 @@ def _read_source(path: Path, unchanged_since_s: float) -> bytes:
         raise OSError(str(error)) from error
 
 
-def _shown(line: str) -> str:
-    shown = hide_in_text(line.expandtabs(4).rstrip())
-    return shown if len(shown) <= MAX_WIDTH else shown[: MAX_WIDTH - 3] + "..."
+def _source_lines(lines: Iterable[str]) -> tuple[str, ...]:
+    shown = (hide_in_text(line.expandtabs(4).rstrip()) for line in lines)
+    return tuple(line if len(line) <= MAX_WIDTH else line[: MAX_WIDTH - 3] + "..." for line in shown)
 
 
 def read_warnings(folder: Path) -> tuple[NcclLine, ...]:
@@ -514,4 +514,4 @@ def read_trial(folder: Path) -> TrialRecord:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(str(one) for one in value) if isinstance(value, list) else ()
+    return tuple(str(text) for text in value) if isinstance(value, list) else ()

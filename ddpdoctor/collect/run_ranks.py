@@ -69,9 +69,9 @@ def find_ranks(
     sources = _numbered(contents, watch)
     for pid, row in watch.processes.items():  # ranks without a recorder
         env = row.unrecorded
-        rank = _number(env, RANK_VARIABLES) if env is not None else None
+        rank = _env_number(env, RANK_VARIABLES) if env is not None else None
         if env is not None and rank is not None and pid not in contents:
-            local, world = _number(env, LOCAL_RANK_VARIABLES), _number(env, WORLD_SIZE_NAMES)
+            local, world = _env_number(env, LOCAL_RANK_VARIABLES), _env_number(env, WORLD_SIZE_NAMES)
             sources.append(Source(pid=pid, rank=rank, local_rank=local, world_size=world))
     return sources
 
@@ -79,8 +79,8 @@ def find_ranks(
 def is_on_one_host(contents: Iterable[RingContent]) -> bool:
     """Return whether all ranks are on this host, by the launcher's environment variables."""
     for content in contents:
-        env = _environment(content)
-        local, world = _number(env, LOCAL_SIZE_NAMES), _number(env, WORLD_SIZE_NAMES)
+        env = _process_env(content)
+        local, world = _env_number(env, LOCAL_SIZE_NAMES), _env_number(env, WORLD_SIZE_NAMES)
         if (local is not None and local == world) or (env.get("SLURM_NNODES") == "1" and "SLURM_PROCID" in env):
             return True
     return False
@@ -103,8 +103,8 @@ def _of_agent(
             # The Python process that a shell runs as this rank: one that joined a group, else the latest. Of processes
             # below each other, it is the outermost.
             ranks = (c for c in outside if c.role == ring_layout.ROLE_RANK)
-            mine = [c for c in ranks if _number(_environment(c), RANK_VARIABLES) == start.rank]
-            outermost = [c for c in mine if above[c.pid].isdisjoint(one.pid for one in mine)]
+            mine = [c for c in ranks if _env_number(_process_env(c), RANK_VARIABLES) == start.rank]
+            outermost = [c for c in mine if above[c.pid].isdisjoint(ring.pid for ring in mine)]
             own = max(outermost, key=lambda c: (_made_world(c), _began(c)), default=None)
         top = pid if own is None else own.pid
         below = [c for c in worlds if top in above[c.pid]]
@@ -172,10 +172,10 @@ def _numbered(contents: Mapping[int, RingContent], watch: WatchedJob) -> list[So
     for pid, own in ranks.items():
         if above[pid] and pid not in peers:
             continue
-        env = _environment(own)
-        world = _number(env, WORLD_SIZE_NAMES)
+        env = _process_env(own)
+        world = _env_number(env, WORLD_SIZE_NAMES)
         below = [c for c in ranks.values() if pid in above[c.pid]]
-        number = _number(env, RANK_VARIABLES)
+        number = _env_number(env, RANK_VARIABLES)
         found += _hands_over(own, number, world, below, alone=(world or 1) == 1) or [own]
     sources = []
     for number, same in sorted(grouped((_rank_of(c), c) for c in found).items()):
@@ -185,15 +185,15 @@ def _numbered(contents: Mapping[int, RingContent], watch: WatchedJob) -> list[So
         ended = {c.pid: watch.processes.get(c.pid, UNSEEN).ended_ns for c in same}
         left = [c for c in same if _began(c) == last or (ended_ns := ended[c.pid]) is None or ended_ns >= last]
         for c in [c for c in left if _made_world(c)] or left:
-            env = _environment(c)
-            local, world = _number(env, LOCAL_RANK_VARIABLES), _number(env, WORLD_SIZE_NAMES)
+            env = _process_env(c)
+            local, world = _env_number(env, LOCAL_RANK_VARIABLES), _env_number(env, WORLD_SIZE_NAMES)
             sources.append(Source(pid=c.pid, rank=number, local_rank=local, world_size=world))
     return sources
 
 
 def _rank_of(content: RingContent) -> int:
     joined = _joined_as(content)
-    return joined if joined is not None else _number(_environment(content), RANK_VARIABLES) or 0
+    return joined if joined is not None else _env_number(_process_env(content), RANK_VARIABLES) or 0
 
 
 def _joined_as(content: RingContent) -> int | None:
@@ -212,7 +212,7 @@ def _world_of(content: RingContent) -> int | None:
     """Return the size of the world that a process joined or was told of, or None if it is unknown."""
     sizes = [note.get("world_size") for note in content.notes if note.get("k") in ("initialized", "init")]
     known = next((size for size in reversed(sizes) if isinstance(size, int)), None)
-    return known if known is not None else _number(_environment(content), WORLD_SIZE_NAMES)
+    return known if known is not None else _env_number(_process_env(content), WORLD_SIZE_NAMES)
 
 
 def _began(content: RingContent) -> int:
@@ -233,12 +233,12 @@ def _ancestors(content: RingContent, contents: Mapping[int, RingContent]) -> lis
     return found
 
 
-def _environment(content: RingContent) -> dict[str, str]:
+def _process_env(content: RingContent) -> dict[str, str]:
     env = find_note(content.notes, "process").get("env")
     return env if isinstance(env, dict) else {}
 
 
-def _number(env: Mapping[str, str], names: Iterable[str]) -> int | None:
+def _env_number(env: Mapping[str, str], names: Iterable[str]) -> int | None:
     return next((int(env[name]) for name in names if str(env.get(name, "")).isdecimal()), None)
 
 

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect import proc
 from ddpdoctor.collect.bounded import ChildEnd, ChildProcess, ask_side_by_side, start_program, wait_for_program
 from ddpdoctor.model.node import Node, NodeProcess
 from ddpdoctor.model.reading import NotRead, Unread, Why
@@ -228,7 +227,8 @@ def is_shared(path: Path, system: System = HERE) -> bool:
 def mount_of(system: System, path: str) -> tuple[str, str | None]:
     """Return the mount point of a path, and the type of its file system (None if unknown)."""
     best, fstype = "", None
-    for line in proc.read_text(system.root / "proc/mounts").splitlines():
+    mounts = system.root / "proc/mounts"
+    for line in mounts.read_text(errors="replace").splitlines() if mounts.exists() else ():
         words = line.split(" ")
         if len(words) < 3:
             continue

@@ -252,8 +252,8 @@ def stop_findings(bench: Bench) -> tuple[Finding, ...]:
         return ()
     found = [finding for finding in judge_job(build_job(bench, stop)).findings if finding.code in ROOTS]
     # If the rank that served the store is lost, the others cannot answer. Then only that rank's finding counts.
-    explained = [one for one in found if not _is_silence(one, stop)]
-    return tuple(_in_words_of_bench(one, bench, stop) for one in explained or found)
+    explained = [finding for finding in found if not _is_silence(finding, stop)]
+    return tuple(_in_words_of_bench(finding, bench, stop) for finding in explained or found)
 
 
 def _is_silence(finding: Finding, stop: Stop) -> bool:
@@ -264,12 +264,12 @@ def describe_rank(rank: int, stop: Stop | None) -> str:
     """Return one phrase for where a rank was, or how it had ended, when the bench stopped."""
     if stop is None:
         return "finished"
-    position = next((one for one in stop.positions if one.rank == rank), None)
+    position = next((position for position in stop.positions if position.rank == rank), None)
     if position is None:
-        end = next((one.ends[str(rank)] for one in stop.positions if str(rank) in one.ends), None)
+        end = next((position.ends[str(rank)] for position in stop.positions if str(rank) in position.ends), None)
         if end is not None:
             return end if end.startswith("exit") else f"killed by {end}"
-        states = {one.states[str(rank)] for one in stop.positions if str(rank) in one.states}
+        states = {position.states[str(rank)] for position in stop.positions if str(rank) in position.states}
         return "gone" if states & GONE else "stopped" if states & {"T", "t"} else "did not answer"
     if position.error is not None:
         return f"raised {position.error}"
@@ -342,8 +342,8 @@ _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)")
 
 def build_job(bench: Bench, stop: Stop) -> Job:
     positions = {position.rank: position for position in stop.positions}
-    states = {int(rank): state for one in stop.positions for rank, state in one.states.items()}
-    ends = {int(rank): end for one in stop.positions for rank, end in one.ends.items()}
+    states = {int(rank): state for position in stop.positions for rank, state in position.states.items()}
+    ends = {int(rank): end for position in stop.positions for rank, end in position.ends.items()}
     interrupted = stop.ending is Ending.INTERRUPTED
     ranks = []
     for member in bench.members:
@@ -361,7 +361,7 @@ def build_job(bench: Bench, stop: Stop) -> Job:
     # How long a rank must have been without progress to be blamed: the shortest such time of all ranks
     still_s = bench.settings.hang_timeout_s
     if not interrupted:
-        still_s = min([still_s, *(one.stale_s for one in stop.positions if one.phase != "end")])
+        still_s = min([still_s, *(position.stale_s for position in stop.positions if position.phase != "end")])
     return Job(
         now_ns=NOW_NS,
         hang_timeout_s=still_s,
@@ -405,7 +405,7 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
             tensors=1,
             peer=None,
             redop=None,
-            site=_innermost(frames),
+            site=_innermost_frame(frames),
             started_ns=moved_ns,
             ended_ns=None,
             is_async=False,
@@ -443,7 +443,7 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
             ),
         ),
         raised=tuple(raised),
-        last_place=_innermost(frames),
+        last_place=_innermost_frame(frames),
         last_progress_ns=moved_ns if position.error is None else None,
     )
 
@@ -464,7 +464,7 @@ def _who(member: Member) -> dict[str, Any]:
     return {"rank": member.rank, "local_rank": member.local_rank, "host": member.host, "pid": member.pid, "attempt": 0}
 
 
-def _innermost(frames: tuple[Frame, ...]) -> Frame | None:
+def _innermost_frame(frames: tuple[Frame, ...]) -> Frame | None:
     user = [frame for frame in frames if frame.user]
     own = [frame for frame in frames if frame.file.startswith(_OWN_FOLDER)]
     return next(reversed(user or own), None)

@@ -27,15 +27,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Fleet
 
 Value = TypeVar("Value")
-HOST_VARIABLES = (
-    "MASTER_ADDR",
-    "PET_MASTER_ADDR",
-    "PET_RDZV_ENDPOINT",
-    "PET_LOCAL_ADDR",
-    "NCCL_COMM_ID",
-    "NCCL_HOSTID",
-)
-LIST_VARIABLES = ("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_NODELIST")
+HOSTS = ("MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_LOCAL_ADDR", "NCCL_COMM_ID", "NCCL_HOSTID")
+HOST_LISTS = ("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_NODELIST")
 OPEN_NAMES = frozenset({"", "localhost", "localhost.localdomain"})
 MIN_NAME = 2  # shorter names are not replaced, because they would match unrelated text
 _ADDRESS = re.compile(
@@ -104,10 +97,10 @@ def redact(report: Report, fleet: Fleet, env: Mapping[str, str]) -> Report:
     found: list[str] = [*fleet.silent_hosts]
     for node, process in fleet.processes():
         found.append(node.host)
-        for name in HOST_VARIABLES:
+        for name in HOSTS:
             place = process.variables.get(name, "")  # "host" or "host:port"
             found.append(re.sub(r"(?<=.):\d+$", "", place))
-        for name in LIST_VARIABLES:
+        for name in HOST_LISTS:
             hosts = process.variables.get(name, "")
             found.append(hosts)
             with suppress(ValueError):

@@ -148,15 +148,22 @@ VOLATILE = frozenset({
 ONE_SIDED = frozenset({Topic.VERDICT, Topic.VARIABLE})  # topics in which a side without a value is itself a difference
 # Options that change nothing in a run.
 OUTPUTS = frozenset({"--report-dir", "--output", "-o", "--plot", "--html", "--format"})
-MAX_TEXT = 160
+COMMAND = (Topic.SETTING, "command line")
+MAX_TEXT = 1000
 
 
 def diff_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Report:
     sides = [dict(_facts(replace(report, data=encode(report.data)))) for _, report in (first, second)]
     topics = [{topic for topic, _ in side} for side in sides]
     differences = []
-    # What only makes a library print more is never the cause.
-    for key in sorted({**sides[0], **sides[1]}, key=lambda key: (list(Topic).index(key[0]), "DEBUG" in key[1])):
+    # Another script tells more than all else, but other options less than what they change. What only makes a library
+    # print more is never the cause, and the pace is a symptom.
+    scripts = [{word for word in str(side.get(COMMAND)).split() if word.endswith(".py")} for side in sides]
+    order = {topic: at for at, topic in enumerate(Topic)}
+    keys = sorted({**sides[0], **sides[1]}, key=lambda key: (order[key[0]], key == COMMAND))
+    keys.sort(key=lambda key: key[0] is Topic.PACE or "DEBUG" in key[1])
+    keys.sort(key=lambda key: (key[0] is not Topic.VERDICT, key != COMMAND or scripts[0] == scripts[1]))
+    for key in keys:
         topic, name = key
         a, b = (side.get(key) for side in sides)
         in_both = all(key in side for side in sides)
@@ -167,8 +174,8 @@ def diff_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Repor
         if differ if in_both and topic is not Topic.VERDICT else not in_both and topic in ONE_SIDED:
             differences.append(RunDifference(topic=topic, name=name, first=_value_words(a), second=_value_words(b)))
     found = RunDifferences(
-        first=_about(*first),
-        second=_about(*second),
+        first=_compared_run(*first),
+        second=_compared_run(*second),
         differences=tuple(differences),
         compared=_names(topics[0] & topics[1]),
         not_compared=_names((topics[0] ^ topics[1]) - ONE_SIDED),
@@ -183,7 +190,7 @@ def _names(topics: set[Topic]) -> tuple[str, ...]:
     return tuple(topic.value for topic in Topic if topic in topics)
 
 
-def _about(name: str, report: Report) -> ComparedRun:
+def _compared_run(name: str, report: Report) -> ComparedRun:
     verdict = report.verdict
     ended = report.job.status.value if report.job is not None else ""
     said = f"{verdict.code} {verdict.kind}" if verdict is not None else "no problem found"
@@ -209,7 +216,7 @@ def _facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
                 words.append(word)
             elif not has_value:
                 next(rest, "")
-        yield (Topic.SETTING, "command line"), shlex.join(words)
+        yield COMMAND, shlex.join(words)
     for name, value in settings_of_run(report):
         topic = Topic.VERSION if name == "torch" else Topic.VARIABLE if name.isupper() else Topic.SETTING
         yield (topic, name), value

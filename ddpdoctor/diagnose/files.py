@@ -192,10 +192,10 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
     everybody = tuple(participant.rank for participant in trial.participants)
     ranks = tuple(
         Rank(
-            rank=one.rank,
-            local_rank=one.local_rank,
-            host=one.host,
-            pid=one.pid,
+            rank=participant.rank,
+            local_rank=participant.local_rank,
+            host=participant.host,
+            pid=participant.pid,
             attempt=0,
             life=Life.RUNNING,
             recorded=True,
@@ -204,7 +204,7 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
             groups=(GroupState(name=model.group, ranks=everybody, backend="", enqueued=0),),
             models=(model,),
         )
-        for one, model in zip(trial.participants, trial.models, strict=True)
+        for participant, model in zip(trial.participants, trial.models, strict=True)
     )
     job = Job(
         now_ns=0,

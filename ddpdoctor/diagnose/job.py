@@ -378,6 +378,7 @@ def _build(
         "run": {
             "hang_timeout_s": run.hang_timeout_s,
             "torch_version": run.torch_version,
+            "backend": job.backend,
             "environment": run.environment,
             "debug_level": job.debug_level,
         },
@@ -435,9 +436,7 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
     # The job as one that runs now, in which a rank stands still if two looks saw that, however short that is
     now_ns = time.monotonic_ns()
     still_ns = now_ns - int(seen.gap_s * 1e9)
-    last_ns = {
-        movement.rank: still_ns if movement.movement is Movement.STILL else now_ns for movement in seen.movements
-    }
+    last_ns = {moved.rank: still_ns if moved.movement is Movement.STILL else now_ns for moved in seen.movements}
     ranks = tuple(
         replace(rank, last_progress_ns=last_ns.get(rank.rank, rank.last_progress_ns))
         if rank.life is Life.RUNNING

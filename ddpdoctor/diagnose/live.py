@@ -77,10 +77,10 @@ def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
     # Who waits in what, the longest wait first
     waiting = []
     if judged is not None:
-        for one in (judged.states[number] for number in judged.waits.waiters):
-            if one.rank.life is Life.RUNNING and _waits_long(one, judged.time_ns):
-                since_ns = one.since(judged.time_ns) or 0
-                waiting.append((call_words(one.call) + peer_words(one.call), (one.rank.rank, since_ns)))
+        for waiter in (judged.states[number] for number in judged.waits.waiters):
+            if waiter.rank.life is Life.RUNNING and _waits_long(waiter, judged.time_ns):
+                since_ns = waiter.since(judged.time_ns) or 0
+                waiting.append((call_words(waiter.call) + peer_words(waiter.call), (waiter.rank.rank, since_ns)))
     waits = [
         WaitNow(ranks=tuple(n for n, _ in those), call=call, since_s=round(max(ns for _, ns in those) / 1e9, 3))
         for call, those in grouped(waiting).items()
@@ -261,7 +261,7 @@ def _lost_steps(start: Start, following: Start) -> int | None:
         return None
     if resumed < start.passes[0].epoch:
         return start.steps if first == start.passes[0].epoch else None
-    return min(start.steps, sum(one.steps for one in start.passes if one.epoch >= resumed))
+    return min(start.steps, sum(passed.steps for passed in start.passes if passed.epoch >= resumed))
 
 
 def find_returning(starts: Iterable[Start]) -> tuple[Returning, ...]:
@@ -270,9 +270,9 @@ def find_returning(starts: Iterable[Start]) -> tuple[Returning, ...]:
     several = any(start.hosts > 1 for start in failed)
     counts: list[Counter[Blamed]] = [Counter(), Counter(), Counter()]
     for start in failed:
-        pairs = {one for one in start.blamed if one.rank is not None}
+        pairs = {blamed for blamed in start.blamed if blamed.rank is not None}
         counts[0].update(pairs)
-        counts[1].update({Blamed(host=one.host) for one in start.blamed if one.host and several})
+        counts[1].update({Blamed(host=blamed.host) for blamed in start.blamed if blamed.host and several})
         counts[2].update({Blamed(rank=pair.rank) for pair in pairs})
     most = max((times for counter in counts for times in counter.values()), default=0)
     chosen = next((counter for counter in counts if most in counter.values()), Counter[Blamed]())
@@ -296,7 +296,7 @@ def read_histories(folder: Path, read_report: ReadReport) -> tuple[tuple[History
     unread = []
     for path in find_runs(folder):
         try:
-            run = _read_run(path, read_report)
+            run = _read_starts(path, read_report)
         except UserError as error:
             unread.append(f"{path}: {error.message}")
             continue
@@ -329,7 +329,7 @@ def job_key(command: Sequence[str]) -> tuple[str, ...]:
     return tuple(key)
 
 
-def _read_run(path: Path, read_report: ReadReport) -> tuple[tuple[str, ...], tuple[Start, ...]] | None:
+def _read_starts(path: Path, read_report: ReadReport) -> tuple[tuple[str, ...], tuple[Start, ...]] | None:
     """Return the command and the starts in a run folder, or None if the folder is not that of a job."""
     saved = read_saved_run(path) if is_file(path / RUN_MARK) else None
     if saved is not None and saved.own.end is None and read_live(path).is_running:
@@ -358,7 +358,7 @@ def _read_run(path: Path, read_report: ReadReport) -> tuple[tuple[str, ...], tup
         start = _start(path, attempt)
         if saved is not None:
             with suppress(UserError):  # its records are gone or damaged
-                launched = _time(saved.own.run.started_at)
+                launched = _parse_time(saved.own.run.started_at)
                 start = with_past(start, saved, launched, is_last=attempt is attempts[-1])
         starts.append(start)
     return command, tuple(starts)
@@ -377,10 +377,10 @@ def _start(path: Path, attempt: Attempt) -> Start:
         run=str(path),
         attempt=attempt.attempt,
         status=attempt.status,
-        began_at=_time(attempt.started_at),
+        began_at=_parse_time(attempt.started_at),
         first_step_at=None,
         last_progress_at=None,
-        ended_at=_time(attempt.ended_at),
+        ended_at=_parse_time(attempt.ended_at),
         steps=max((row.step or 0 for row in attempt.ranks), default=0),
         hosts=len({row.host for row in attempt.ranks}),
         code=verdict.code if verdict is not None else "",
@@ -390,7 +390,7 @@ def _start(path: Path, attempt: Attempt) -> Start:
     )
 
 
-def _time(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     try:
         time = datetime.fromisoformat((text or "").replace("Z", "+00:00"))
     except ValueError:

@@ -89,7 +89,7 @@ def flight_timeline(
     dumps: Iterable[FlightDump], rows: Mapping[int, RankRow], verdict: Finding | None
 ) -> Timeline | None:
     """Return the timeline of ranks by their hosts' wall clocks, which may differ; None if no dump has times."""
-    by_rank = {one.rank: one for one in dumps if one.rank in rows and one.rank is not None and _times(one)}
+    by_rank = {dump.rank: dump for dump in dumps if dump.rank in rows and dump.rank is not None and _times(dump)}
     if not by_rank:
         return None
     blamed = blamed_ranks(verdict)
@@ -186,8 +186,8 @@ MOST_HINTS = 12
 def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, verb: str = VERB) -> Report:
     """Judge the last run in evidence. Raises ``UserError`` if a path does not exist, or nothing was recognized."""
     logs = read_logs(paths)
-    if not any(one.formats for one in logs.read):
-        problems = [f"{one.source}: {one.problem}" for one in logs.read if one.problem]
+    if not any(file.formats for file in logs.read):
+        problems = [f"{file.source}: {file.problem}" for file in logs.read if file.problem]
         raise UserError(
             f"nothing was recognized in {count_of(len(logs.read), 'file')}"
             + (f" ({'; '.join(problems[:3])})" if problems else ""),
@@ -205,12 +205,12 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
     samples = last_samples(state.facts)
     rows = [_row(rank, facts, state, inside.get(rank), samples.get(rank)) for rank, facts in sorted(by_rank.items())]
     pictures, crashed = log_pictures(state, rows, pick_verdict(judged.findings))
-    checks, data = (*judged.checks, *crashed), {"verb": verb, "evidence": _about(state), **pictures}
+    checks, data = (*judged.checks, *crashed), {"verb": verb, "evidence": _about_logs(state), **pictures}
     found = judged.findings
     return make_report(command=command, started_at=started_at, findings=found, checks=checks, data=data, ranks=rows)
 
 
-def _about(state: RunState) -> dict[str, Any]:
+def _about_logs(state: RunState) -> dict[str, Any]:
     logs = state.logs
     refused = (refusal.words(ranks) for refusal, ranks in state.refusals())
     told = (fact.words for fact in state.all[Hint] if fact.words)
@@ -227,14 +227,14 @@ def _about(state: RunState) -> dict[str, Any]:
     return {
         **logs.counts,
         "sources": [
-            {"source": one.source, "formats": list(one.formats), "lines": one.lines, "bytes": one.bytes,
-             "problem": one.problem, "left_out": one.left_out}
-            for one in logs.read[:MOST_SOURCES]
+            {"source": file.source, "formats": list(file.formats), "lines": file.lines, "bytes": file.bytes,
+             "problem": file.problem, "left_out": file.left_out}
+            for file in logs.read[:MOST_SOURCES]
         ],
         "not_read": logs.lacking(),
         "job": job_words,
-        "formats": list(dict.fromkeys(name for one in logs.read for name in one.formats)),
-        "unknown_files": sum(not one.formats and not one.problem for one in logs.read),
+        "formats": list(dict.fromkeys(name for file in logs.read for name in file.formats)),
+        "unknown_files": sum(not file.formats and not file.problem for file in logs.read),
         "runs": len(logs.runs),
         "run": state.run.name,
         "world_size": state.world,
@@ -269,12 +269,12 @@ def _row(rank: int, facts: list[Fact], state: RunState, inside: Inside | None, s
         state_words = _weak_words(facts, failed, exited)
     return RankRow(
         rank=rank,
-        local_rank=next((one.local_rank for one in who if one.local_rank is not None), None),
+        local_rank=next((process.local_rank for process in who if process.local_rank is not None), None),
         host=state.hosts.get(rank, ""),
-        pid=next((one.pid for one in who if one.pid is not None), None),
+        pid=next((process.pid for process in who if process.pid is not None), None),
         state=state_words,
         where=None if frame is None else to_place(rank, frame),
-        stack=tuple(f"{one.file}:{one.line} {one.function}" for one in (sample.frames if sample is not None else ())),
+        stack=tuple(f"{at.file}:{at.line} {at.function}" for at in (sample.frames if sample is not None else ())),
     )
 
 

@@ -287,27 +287,27 @@ def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = (
     """Return the fleet of these processes, sorted by rank. Two with the same rank are both kept for a check."""
     arrived = sorted(facts, key=lambda fact: fact.rank)
     groups = []
-    for machine in grouped((one.machine, one) for one in arrived).values():
+    for machine in grouped((fact.machine, fact) for fact in arrived).values():
         # Processes that share kernel, network and host name are split by container. A container is a separate node only
         # if one of its processes reads the host: under Apptainer, each task has its own mounts, and all tasks belong to
         # the one that reads.
-        parts = list(grouped((one.container, one) for one in machine).values())
-        readers = [part for part in parts if any(one.node for one in part)]
+        parts = list(grouped((fact.container, fact) for fact in machine).values())
+        readers = [part for part in parts if any(fact.node for fact in part)]
         if len(readers) < 2:
             groups.append(machine)
             continue
-        rest = [one for part in parts if part not in readers for one in part]
-        groups += [sorted([*readers[0], *rest], key=lambda one: one.rank), *readers[1:]]
+        rest = [fact for part in parts if part not in readers for fact in part]
+        groups += [sorted([*readers[0], *rest], key=lambda fact: fact.rank), *readers[1:]]
     groups.sort(key=lambda group: group[0].rank)
     nodes = []
     for index, group in enumerate(groups):
         host = group[0].host
-        node = next((one.node for one in group if one.node is not None), None)
+        node = next((fact.node for fact in group if fact.node is not None), None)
         if node is None:
             unread = Unread(why=Why.TIMEOUT, reason=f"the process on {host} that reads the host did not answer")
             sections: dict[str, Any] = dict.fromkeys(SECTIONS, unread)
             node = Node(host=host, **sections)
-        nodes.append(replace(node, index=index, processes=tuple(one.process for one in group)))
+        nodes.append(replace(node, index=index, processes=tuple(fact.process for fact in group)))
     times = Counter(node.host for node in nodes)
     others = grouped((fact.version, fact.rank) for fact in facts if fact.version != ddpdoctor.__version__)
     return Fleet(

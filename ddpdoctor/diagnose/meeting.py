@@ -240,7 +240,7 @@ class Arrivals:
     seen: Mapping[int, SentFacts]  # the facts of those that sent any
 
     def leads(self) -> dict[int, NodeArrival]:
-        return {number: one for number, one in self.arrived.items() if one.leads}
+        return {number: arrival for number, arrival in self.arrived.items() if arrival.leads}
 
 
 def gather_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: float) -> dict[int, NodeArrival]:
@@ -297,7 +297,7 @@ def make_roster(arrivals: Arrivals, judge: int, most: int) -> SeatList:
     found = {seat: arrivals.seen[seat.arrival].publication for seat in sorted(seats, key=lambda s: s.arrival != judge)}
     return SeatList(
         seats=tuple(seats),
-        publications=tuple(replace(one, number=seat.number) for seat, one in found.items() if one is not None),
+        publications=tuple(replace(post, number=seat.number) for seat, post in found.items() if post is not None),
         servers=tuple(seat.arrival for seat in seats if arrivals.seen[seat.arrival].serves),
     )
 

@@ -84,7 +84,7 @@ def describe_state(rank: Rank) -> str:
         return "exiting"
     for call in reversed(rank.open_calls):
         if call.thread_is_main and not call.is_async:
-            awaited = next((one.op for one in rank.open_calls if one.index == call.awaits), None)
+            awaited = next((other.op for other in rank.open_calls if other.index == call.awaits), None)
             return f"in {awaited}" if awaited else PHASE_WORDS.get(call.op, f"in {call.op}")
     return "in the script" if rank.recorded else "not recorded"
 
@@ -170,7 +170,7 @@ def fault_ns(job: Job, blamed: Iterable[int]) -> int | None:
         if rank.rank in set(blamed) and rank.life is not Life.NEVER_STARTED:
             failed, ended = failed_ns(rank), rank.ended_ns if is_over(rank) else None
             known = filter(None, (failed, ended, rank.frozen_since_ns, rank.main_ended_ns))
-            at_ns = min((one for one in known if stopped_ns is None or one <= stopped_ns), default=None)
+            at_ns = min((time_ns for time_ns in known if stopped_ns is None or time_ns <= stopped_ns), default=None)
             if at_ns is None:
                 call = open_call(rank, stopped_ns)
                 at_ns = (call.started_ns if call is not None else 0) or last_call_ns(rank) or rank.started_ns
@@ -249,7 +249,7 @@ def coarse_spans(rank: Rank, clock: TimelineClock, tail: Span | None, most: int)
             found[number] = StepRange(number, number, end_ns - total_us * 1000, end_ns)
     # Steps without overlaps, and one part for all steps between two known ones
     parts: list[StepRange] = []
-    for step in sorted(one for one in found.values() if one.end_ns > one.start_ns):
+    for step in sorted(span for span in found.values() if span.end_ns > span.start_ns):
         _, last_number, _, busy_ns = parts[-1] if parts else (0, step.first - 1, 0, step.start_ns)
         if step.end_ns <= busy_ns:  # numbers of another count, or a damaged record
             continue
@@ -349,7 +349,7 @@ def detail_spans(
     first_ms = clock.ms(chosen.from_ns) if chosen.cut_before else 0.0
     last_ms = clock.ms(chosen.calls.started_ns[-1]) if chosen.cut_after else clock.until_ms
     spans += [(span, True) for span in checkpoint_spans(rank, clock) if first_ms <= span.start_ms <= last_ms]
-    spans.sort(key=lambda one: (one[0].start_ms, -_end_of(one[0], clock)))
+    spans.sort(key=lambda pair: (pair[0].start_ms, -_end_of(pair[0], clock)))
     # The code between the calls of the main thread, which are sorted by start
     gaps: list[Span] = []
     busy_ms: float | None = None
@@ -366,7 +366,7 @@ def _ended_spans(
     rank: Rank, chosen: ChosenCalls, arrivals: Arrivals, clock: TimelineClock, tail: Span | None, *, waits: bool
 ) -> Iterator[tuple[Span, bool]]:
     """Yield the spans of ended calls, and whether each is one in which the main thread was."""
-    calls, words = chosen.calls, [_words(rank, kind) for kind in chosen.calls.kinds]
+    calls, words = chosen.calls, [_kind_span(rank, kind) for kind in chosen.calls.kinds]
     reductions = find_reductions(rank, chosen.from_ns)
     columns = zip(calls.which, calls.numbers, calls.started_ns, calls.ended_ns, call_keys(rank, calls), strict=True)
     for which, number, started_ns, ended_ns, key in columns:
@@ -393,7 +393,7 @@ def _ended_spans(
             yield from ((part, is_main) for part in _split(span, come_ns, clock))
 
 
-def _words(rank: Rank, kind: CallKind) -> Span:
+def _kind_span(rank: Rank, kind: CallKind) -> Span:
     """Return a span with all that calls of one kind share. If they have numbers, its own is 0."""
     is_numbered, state = kind.numbered, own_state(rank, kind.group)
     group = "" if not is_numbered or kind.group == default_name(rank) else kind.group
@@ -434,7 +434,7 @@ def checkpoint_spans(rank: Rank, clock: TimelineClock) -> tuple[Span, ...]:
 
 
 def open_span(rank: Rank, call: Call, clock: TimelineClock) -> Span:
-    return replace(_words(rank, call.kind), start_ms=clock.ms(call.started_ns), number=call.seq)
+    return replace(_kind_span(rank, call.kind), start_ms=clock.ms(call.started_ns), number=call.seq)
 
 
 def _end_of(span: Span, clock: TimelineClock) -> float:
@@ -456,7 +456,7 @@ def make_timeline(
     job: Job, rows: Rows, verdict: Finding | None, *, waiters: Collection[int], started_at: str, hung: bool
 ) -> Timeline | None:
     """Return a timeline if there were ranks. ``waiters`` waited for others in the end, also if their wait failed."""
-    ranks = {rank.rank: rank for rank in sorted(job.ranks, key=lambda one: (one.attempt, one.started_ns or 0))}
+    ranks = {rank.rank: rank for rank in sorted(job.ranks, key=lambda rank: (rank.attempt, rank.started_ns or 0))}
     if not ranks:
         return None
     blamed = blamed_ranks(verdict)
@@ -540,9 +540,9 @@ def _details(
         start = max(0, end - room)
         is_whole = start == 0 and (not len(log) or log.indexes[0] <= 1)
         chosen[number] = ChosenCalls(calls=log[start:end], cut_before=not is_whole, cut_after=end < len(log))
-    keys = (key for number, one in chosen.items() for key in call_keys(there[number], one.calls))
+    keys = (key for number, choice in chosen.items() for key in call_keys(there[number], choice.calls))
     wanted = {key for key in keys if key is not None}
-    first_ns = min((one.from_ns for one in chosen.values() if len(one.calls)), default=clock.until_ns)
+    first_ns = min((choice.from_ns for choice in chosen.values() if len(choice.calls)), default=clock.until_ns)
     # When the last rank began each of the wanted collectives, and was done with each step's backward
     arrivals: dict[CallKey | StepKey, int] = {}
     for rank in there.values():
@@ -580,7 +580,7 @@ def _events(
     # Ranks that failed alike are one event, at the first time
     found = [(rank.rank, at) for rank in job.ranks if rank.rank in rows and (at := failed_ns(rank))]
     alike = grouped((rows[rank].state, (at, rank)) for rank, at in found if stopped_ns is None or at <= stopped_ns)
-    failures = [(min(times)[0], state, tuple(sorted(one for _, one in times))) for state, times in alike.items()]
+    failures = [(min(times)[0], state, tuple(sorted(rank for _, rank in times))) for state, times in alike.items()]
     for failure_ns, state, ranks in sorted(failures)[:MOST_FAILURES]:
         yield TimelineEvent(at_ms=clock.ms(failure_ns), label=state, ranks=ranks)
     if stopped_ns is not None:
@@ -609,7 +609,7 @@ def fold_waits(targets: Mapping[int, frozenset[int]], rows: Rows, blamed: frozen
     classes = list(alike.values())[:MOST_CLASSES]
     number_of = {rank: number for number, ranks in enumerate(classes) for rank in ranks}
     pairs = {(number_of[rank], whom) for rank, whom in targets.items() if rank in number_of}
-    links = {(number, number_of[one]) for number, whom in pairs for one in whom if one in number_of}
+    links = {(number, number_of[peer]) for number, whom in pairs for peer in whom if peer in number_of}
     made = []
     for ranks in classes:
         row = rows.get(ranks[0])

@@ -368,7 +368,7 @@ def lead(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
     seat = seat_of(roster, arrival)
     visit.view_store(conversation, roster, arrival)
     pairs = visit.run_mesh(conversation, roster, seat)
-    numbers = [one.arrival for one in roster.seats]
+    numbers = [member.arrival for member in roster.seats]
     views = conversation.gather(StoreView, "store-view", lambda: numbers, STORE_VIEW_LIMIT_S)
     seats = seat_nodes(arrivals, arrival, launch.most)  # with nodes that sent nothing after they joined
     runs = is_whole(pairs) and _can_start(arrivals, roster, seats, views)
@@ -376,12 +376,12 @@ def lead(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
     trials: tuple[StartTrial, ...] = ()
     if runs:
         ended = {arrival: visit.try_start(roster, seat)}
-        others = [one.arrival for one in roster.seats if one != seat]
+        others = [member.arrival for member in roster.seats if member != seat]
         ended |= conversation.gather(StartTrial, "trial", lambda: others, TRIAL_LIMIT_OF_OTHERS_S)
         lost = "this node sent no more messages"
         trials = tuple(
-            ended.get(one.arrival) or StartTrial(node=one.number, ok=False, stage="result", error=lost)
-            for one in roster.seats
+            ended.get(member.arrival) or StartTrial(node=member.number, ok=False, stage="result", error=lost)
+            for member in roster.seats
         )
     problems = []
     if turned_away := conversation.turned_away():

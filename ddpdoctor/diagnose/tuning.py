@@ -102,10 +102,10 @@ def read_outlook(folder: Path) -> str:
         return ""
     count = count_of(len(trial.settings) - 2, "setting")
     seconds = trial.needed_steps * fmean(steps_ms) / 1e3
-    return f"{count} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {_about(seconds)} in total"
+    return f"{count} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {_rough_time(seconds)} in total"
 
 
-def _about(seconds: float) -> str:
+def _rough_time(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min" if seconds > 2 * 60 else f"about {seconds:.0f} s"
 
 
@@ -123,7 +123,7 @@ def _measured(report: Report, job: Job, trials: list[TrialRecord]) -> Report:
     result = tried.conclude(
         *trials,
         predictions={**ddp, **tried.predict_restarts(state, settings)},
-        frameworks=frozenset(name for one in known if one is not None for name in one.frameworks),
+        frameworks=frozenset(name for context in known if context is not None for name in context.frameworks),
         where=tuple(to_place(number, site) for number, site in sites if site is not None),
         loaders_at=tuple(to_place(number, site) for number, site in loaders if site is not None),
     )
@@ -185,7 +185,7 @@ def build_scaling_report(
     ]
     launches = tuple(launch for launch, _ in measured)
     rows = tried.measure_scaling(launches)
-    largest = max((one for one in launches if one.kind is LaunchKind.JOB), key=lambda one: one.ranks, default=None)
+    largest = max((run for run in launches if run.kind is LaunchKind.JOB), key=lambda run: run.ranks, default=None)
     folder = next((folder for launch, folder in measured if launch == largest), None)
     predicted: tuple[PredictedSize, ...] = ()
     reason = "no job of several ranks was measured"
@@ -240,7 +240,7 @@ def order_launches(plan: RestartPlan, rounds: int) -> list[tuple[int, str]]:
 def describe_plan(plan: RestartPlan, rounds: int) -> str:
     count = len(order_launches(plan, rounds))
     titles = ", ".join(map(words_of_setting, plan.settings))
-    size = f"{count} launches, {_about(count * plan.launch_s)} in total"
+    size = f"{count} launches, {_rough_time(count * plan.launch_s)} in total"
     return f"{plan.why}. Tried by restarts: {titles}, in {count_of(rounds, 'round')}: {size}"
 
 

@@ -106,7 +106,7 @@ def read_json(text: bytes) -> Any:
     if sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise BadMessage(f"a message of more than {MAX_VALUES} values")
     try:
-        return json.loads(text, parse_constant=_number, parse_int=_number, parse_float=_number)
+        return json.loads(text, parse_constant=_parse_number, parse_int=_parse_number, parse_float=_parse_number)
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"a damaged message ({type(error).__name__} in its JSON)") from None
 
@@ -125,7 +125,7 @@ def decompress(payload: bytes, most_bytes: int) -> bytes:
     return text
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     if not text.removeprefix("-").isdecimal():
         if math.isfinite(number := float(text)):
             return number

@@ -84,7 +84,7 @@ class StoreReader:
         self._connection.close()
 
     def _text(self, key: str) -> bytes:
-        return _text((ROOT + self._prefix + key).encode())
+        return _with_length((ROOT + self._prefix + key).encode())
 
     def _ask(self, request: bytes, length: int | None) -> bytes:
         """Return an answer of ``length`` bytes; with None, the answer begins with its own length."""
@@ -106,7 +106,7 @@ class JobStore(StoreReader):
     """A ``Store`` over that connection; ``prefix`` separates ddpdoctor's keys from the launcher's and the job's."""
 
     def set(self, key: str, value: bytes) -> None:
-        self._ask(_request(_Query.SET, self._text(key), _text(value)), 0)
+        self._ask(_request(_Query.SET, self._text(key), _with_length(value)), 0)
 
     def add(self, key: str, amount: int) -> int:
         answer = self._ask(_request(_Query.ADD, self._text(key), _AMOUNT.pack(amount)), _AMOUNT.size)
@@ -139,5 +139,5 @@ def _request(query: _Query, *parts: bytes) -> bytes:
     return bytes([query]) + b"".join(parts)
 
 
-def _text(data: bytes) -> bytes:
+def _with_length(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data

@@ -169,7 +169,7 @@ class NoMeeting(StoreError):  # noqa: N818 - says what it is
     """No way to the meeting worked."""
 
     def __init__(self, tried: tuple[Tried, ...]) -> None:
-        super().__init__("; ".join(f"by {one.way}: {one.words}" for one in tried) or "no known way")
+        super().__init__("; ".join(f"by {attempt.way}: {attempt.words}" for attempt in tried) or "no known way")
         self.tried = tried
 
 

@@ -184,8 +184,8 @@ def describe(error: Exception) -> str:
 def describe_failures(failures: Failures) -> str:
     # Another thread may be adding failures, so copy them first.
     words = (
-        f"{place}: the name does not resolve ({one.error})" if one.contact is Contact.UNRESOLVED
-        else f"{place}: {one.error}"
-        for place, one in list(failures.items())
+        f"{place}: the name does not resolve ({failure.error})" if failure.contact is Contact.UNRESOLVED
+        else f"{place}: {failure.error}"
+        for place, failure in list(failures.items())
     )  # fmt: skip
     return "; ".join(words)

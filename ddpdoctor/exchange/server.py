@@ -224,7 +224,7 @@ class Server:
                 peer.held_bytes += len(piece)
                 self._held_bytes += len(piece)
                 if self._held_bytes > MAX_UNFINISHED_BYTES:
-                    holders = (one for one in self.peers if one.held_bytes > PIECE_BYTES)
+                    holders = (peer for peer in self.peers if peer.held_bytes > PIECE_BYTES)
                     self._drop(min(holders, key=lambda holder: holder.active_s, default=peer))
                 await asyncio.sleep(0)
             return bytes(data)

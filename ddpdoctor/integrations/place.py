@@ -70,7 +70,7 @@ def _is_ours(meeting: attendance.HostWatch, process: Target, number: str) -> boo
     if not is_same(*meeting.watcher):
         return False
     present = attendance.read_attendance(meeting.record).present
-    return not number or all(one == process or taken != number for one, taken in present.items())
+    return not number or all(holder == process or taken != number for holder, taken in present.items())
 
 
 def _make_run_dir(report_dir: Path | None, env: Mapping[str, str]) -> Path:

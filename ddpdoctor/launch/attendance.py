@@ -129,9 +129,9 @@ def leave(folder: Path, process: Target, how: Leaving) -> None:
 
 
 def read_attendance(folder: Path) -> Attendance:
-    came, words = _read(folder / PRESENT), _read(folder / LEFT)
+    came, words = _read_processes(folder / PRESENT), _read_processes(folder / LEFT)
     present = {process: number for process, number in came.items() if is_same(*process)}
-    known = {one.value for one in Leaving}
+    known = {leaving.value for leaving in Leaving}
     left = {process: Leaving(word) if word in known else Leaving.DONE for process, word in words.items()}
     return Attendance(present=present, left=left, gone=frozenset(came.keys() - present.keys() - left.keys()))
 
@@ -140,7 +140,7 @@ def _file(folder: Path, name: str, process: Target) -> Path:
     return folder / name / f"{process[0]}-{process[1]}"
 
 
-def _read(folder: Path) -> dict[Target, str]:
+def _read_processes(folder: Path) -> dict[Target, str]:
     found: dict[Target, str] = {}
     with contextlib.suppress(OSError):
         for path in folder.iterdir():

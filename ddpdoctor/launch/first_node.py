@@ -72,12 +72,12 @@ class MembersHeard:
     def hear(self, heard: Mapping[str, Heard]) -> None:
         """Record the meeting's heartbeats; the keys are member numbers as text."""
         with self._lock:
-            for name, one in heard.items():
+            for name, message in heard.items():
                 if not (name.isascii() and name.isdecimal() and len(name) < 6):
                     continue
                 number = int(name)
-                self._heard[number] = one
-                pulse = messages.read_pulse(one.said)
+                self._heard[number] = message
+                pulse = messages.read_pulse(message.said)
                 if pulse is not None:
                     self._pulses[number] = pulse
 

@@ -147,7 +147,7 @@ def own_node(number: int, host: str, ranks: tuple[int, ...] = ()) -> NodeSeen:
 
 def write_pulse(pulse: Pulse) -> bytes:
     """Encode a pulse for a beat, within 128 bytes."""
-    values = [int(one) if isinstance(one, bool) else one for one in astuple(pulse.progress)]
+    values = [int(value) if isinstance(value, bool) else value for value in astuple(pulse.progress)]
     progress = [round(value, 1) if isinstance(value, float) else value for value in values]
     rest = [pulse.answered, int(pulse.moved), pulse.heard, pulse.status, pulse.ranks]
     return json.dumps([progress, *rest], separators=(",", ":")).encode()

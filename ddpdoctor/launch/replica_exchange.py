@@ -79,8 +79,8 @@ class SharedReplicas:
             index, comparer = self._index, self._comparer
             if index is None or comparer is None:
                 return NodeStreams()
-            chosen = [one for one in index.shared() if names is None or one.name in names]
-            return NodeStreams(streams=tuple(pack_stream(one, comparer.found_here(one.key)) for one in chosen))
+            chosen = [stream for stream in index.shared() if names is None or stream.name in names]
+            return NodeStreams(streams=tuple(pack_stream(stream, comparer.found_here(stream.key)) for stream in chosen))
 
     def results(self) -> tuple[Stream, ...]:
         """Return the results over all nodes so far, on the first node."""

@@ -248,7 +248,7 @@ def _is_former_start(run: Run, starter: Starter) -> bool:
     """Return whether a run is this same job before a requeue, or this same container before a restart."""
     env = starter.env
     if job := env.get("SLURM_JOB_ID"):
-        before, restarts = (number(one, "SLURM_RESTART_COUNT") or 0 for one in (run.environment, env))
+        before, restarts = (number(variables, "SLURM_RESTART_COUNT") or 0 for variables in (run.environment, env))
         return run.environment.get("SLURM_JOB_ID") == job and before < restarts
     same = (run.host, run.command) == (starter.host, hide_secrets(starter.command))
     return "KUBERNETES_SERVICE_HOST" in env and same

@@ -103,22 +103,22 @@ class Receptions:
 
     def __init__(self) -> None:
         self._began_ns = time.monotonic_ns()
-        self._before = {one.inode: one.size_bytes for one in read_received()}
+        self._before = {sock.inode: sock.size_bytes for sock in read_received()}
 
     def of(self, families: dict[int, Iterable[int]]) -> dict[int, Receiving]:
         """Return by pid over which connection a rank receives most, except from other ranks, which wait themselves."""
         over_s = (time.monotonic_ns() - self._began_ns) / 1e9
         now = read_received()
-        moved = [one for one in now if one.size_bytes > self._before.get(one.inode, one.size_bytes)]
+        moved = [sock for sock in now if sock.size_bytes > self._before.get(sock.inode, sock.size_bytes)]
         if not moved or over_s <= 0:
             return {}
         pairs = families.items()
         sockets = {rank: frozenset().union(*(read_sockets(pid) or () for pid in pids)) for rank, pids in pairs}
         own = frozenset().union(*sockets.values())
-        own_ports = {str(one.local_port) for one in now if one.inode in own}
+        own_ports = {str(sock.local_port) for sock in now if sock.inode in own}
         found: dict[int, Receiving] = {}
         for rank, inodes in sockets.items():
-            mine = [one for one in moved if one.inode in inodes and one.remote.rpartition(":")[2] not in own_ports]
+            mine = [sock for sock in moved if sock.inode in inodes and sock.remote.rpartition(":")[2] not in own_ports]
             rates = [(row.size_bytes - self._before[row.inode], row.remote) for row in mine]
             if rates:
                 grown, remote = max(rates, key=lambda rate: rate[0])
@@ -256,14 +256,14 @@ class WorkersSeen:
     _errors: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def keep(self, ring: Path) -> None:
-        content = _read(ring)
+        content = _read_ring(ring)
         for rank, error in errors_of_child(content) if content is not None else ():
             known = self._errors.setdefault(rank, [])
             known[KEPT_ERRORS - 1 :] = [error]
         if content is None:
             return
         others = ring.parent.glob
-        parent = owner_of(content, lambda pid: next(filter(None, map(_read, others(f"{pid}-*.ring"))), None))
+        parent = owner_of(content, lambda pid: next(filter(None, map(_read_ring, others(f"{pid}-*.ring"))), None))
         if parent is None:
             return
         before = self._fetches.setdefault(parent, [0] * FETCH_CELLS)
@@ -281,7 +281,7 @@ class WorkersSeen:
         return {"child_lines": lines, "child_fetches": fetches, "child_errors": errors}
 
 
-def _read(ring: Path) -> ring_reading.RingContent | None:
+def _read_ring(ring: Path) -> ring_reading.RingContent | None:
     try:
         return ring_reading.read_ring_file(ring)
     except (OSError, ring_reading.DamagedRingError):

@@ -493,18 +493,18 @@ def _parameters(line: Line) -> list[lf.Fact]:
     match = _PARAMETERS.search(line.text)
     if match is None or int(match["one"]) >= lf.MOST_RANKS or int(match["other"]) >= lf.MOST_RANKS:
         return []
-    one, other = int(match["one"]), int(match["other"])
+    first, other = int(match["one"]), int(match["other"])
     count, others = int(match["count"]), int(match["others"])
     if not 0 < count < _MOST_PARAMETERS:
         return []
     if not 0 < others < _MOST_PARAMETERS:
         message = "another rank had ended when the models were compared"
-        writer = line.who if line.who.rank is not None else lf.Who(rank=one, host=line.who.host, pid=line.who.pid)
+        writer = line.who if line.who.rank is not None else lf.Who(rank=first, host=line.who.host, pid=line.who.pid)
         common = origin_of(line, writer)
         return [lf.Failed(type="RuntimeError", message=message, nature=lf.Nature.PEER_LOST, peers=(other,), **common)]
     sides = tuple(
         ((rank,), lf.Operation(op=_CONSTRUCTOR, group_words=f"a model with {size} parameters"))
-        for rank, size in ((one, count), (other, others))
+        for rank, size in ((first, count), (other, others))
     )
     return [_differ(line, sides, "number")]
 

@@ -101,7 +101,7 @@ def is_text(head: bytes) -> bool:
     if b"\0" in head[:8] and head[8:9] == b"{":  # the size of the header of a file of safetensors
         return False
     text = head.replace(b"\0", b"").decode("utf-8", "replace")
-    strange = sum(text.count(one) for one in _NO_TEXT)
+    strange = sum(text.count(character) for character in _NO_TEXT)
     return bool(text) and strange <= _MOST_STRANGE * len(text)
 
 

@@ -82,7 +82,7 @@ def build_dump(body: _Entry, rank: int | None, source: str, problem: str) -> Fli
             name, desc, members, (), array("I"), array("q"), 0, knows_ends=True, timed_out=False, limit_s=None,
             pending_ns=None, pending_frames=(), pending_in_backward=False, last_frames=(), transfers=(), made={},
         )
-        for name, (desc, members) in config.items() if members and name not in {one.name for one in gathered}
+        for name, (desc, members) in config.items() if members and name not in {group.name for group in gathered}
     ]  # fmt: skip
     times = [entry["time_created_ns"] for entry in (entries[:1] + entries[-1:])]
     if rank is None:  # "send 0->1" begins with the own rank in the group
@@ -129,7 +129,7 @@ def _sound(plain: list[Any]) -> list[_Entry]:
         ]
     # A group is its name and perhaps a description.
     groups = ((entry, entry["process_group"]) for entry in entries)
-    entries = [entry for entry, one in groups if one and isinstance(one[0], str) and isinstance(one[-1], str)]
+    entries = [entry for entry, group in groups if group and isinstance(group[0], str) and isinstance(group[-1], str)]
     return sorted(entries, key=itemgetter("record_id"))  # as they stand in almost every dump, which is quick
 
 
@@ -140,21 +140,21 @@ def _column(entries: Sequence[_Entry], name: str) -> list[Any]:
 def _config(plain: object) -> dict[str, tuple[str, tuple[int, ...] | None]]:
     """Return description and members of each group. Members stand in a list or a text; Gloo's is empty: unknown."""
     found: dict[str, tuple[str, tuple[int, ...] | None]] = {}
-    for name, one in (plain if isinstance(plain, dict) else {}).items():
-        if isinstance(one, dict) and isinstance(name, str):
-            members = one.get("ranks")
+    for name, pg in (plain if isinstance(plain, dict) else {}).items():
+        if isinstance(pg, dict) and isinstance(name, str):
+            members = pg.get("ranks")
             if isinstance(members, str) and len(members) < 16 * MOST_RANKS:
                 members = [int(number) for number in re.findall(r"\d{1,9}", members)]
             ranks = [rank for rank in _list(members) if type(rank) is int and 0 <= rank < MOST_RANKS]
             is_sound = bool(ranks) and len(set(ranks)) == len(ranks)
-            found[name] = str(one.get("desc", "")), tuple(ranks) if is_sound else None
+            found[name] = str(pg.get("desc", "")), tuple(ranks) if is_sound else None
     return found
 
 
 def _is_torchcomms(body: _Entry, entries: Sequence[_Entry]) -> bool:
     """Return whether TorchComms wrote it: its lists of ranks have no blanks, and its pg_status says nothing."""
     config = body.get("pg_config")
-    texts = [one.get("ranks") for one in (config.values() if isinstance(config, dict) else ()) if isinstance(one, dict)]
+    texts = [pg.get("ranks") for pg in (config.values() if isinstance(config, dict) else ()) if isinstance(pg, dict)]
     plain = [text for text in texts if isinstance(text, str) and "," in text]
     unnamed = any(name.rpartition(":")[2] in ("send", "recv") for name in set(_column(entries, "profiling_name")))
     dense = bool(plain) and not any(", " in text for text in plain)
@@ -200,7 +200,7 @@ def _build_group(
         known: dict[bytes, int] = {}
         which = array("I", [known.setdefault(marshal.dumps(_pick_call(entry), 2), len(known)) for entry in entries])
         different = {number: entry for entry, number in zip(reversed(entries), reversed(which), strict=True)}
-        calls: tuple[tuple[FlightCall, ...], ...] = tuple((_call(different[at]),) for at in range(len(known)))
+        calls: tuple[tuple[FlightCall, ...], ...] = tuple((_flight_call(different[at]),) for at in range(len(known)))
         ends = firsts = entries
     else:
         blocks = _blocks(entries)
@@ -209,7 +209,7 @@ def _build_group(
         which = array("I")
         for block in blocks:
             parts = [entry for entry in block if _op(entry) != _ENDS[0]] or block
-            which.append(ids.setdefault(tuple(sorted(map(_call, parts))), len(ids)))
+            which.append(ids.setdefault(tuple(sorted(map(_flight_call, parts))), len(ids)))
         calls = tuple(ids)
         firsts, ends = [block[0] for block in blocks], [block[-1] for block in blocks]
         numbers = _column(firsts, "collective_seq_id")
@@ -246,7 +246,7 @@ def _blocks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
     return blocks
 
 
-def _call(entry: _Entry) -> FlightCall:
+def _flight_call(entry: _Entry) -> FlightCall:
     sizes, numels_out = entry.get("input_sizes"), _numels(entry.get("output_sizes"))
     shape = next(iter(_shapes(sizes)), ())
     return FlightCall(op_name(_op(entry)), _numels(sizes), numels_out, shape, _dtype(entry))
@@ -254,7 +254,7 @@ def _call(entry: _Entry) -> FlightCall:
 
 def _shapes(sizes: object) -> list[tuple[int, ...]]:
     shapes = [size for size in _list(sizes) if isinstance(size, list | tuple)]
-    return [tuple(one if type(one) is int else -1 for one in shape) for shape in shapes]
+    return [tuple(size if type(size) is int else -1 for size in shape) for shape in shapes]
 
 
 def _numels(sizes: object) -> tuple[int, ...]:
@@ -324,9 +324,9 @@ def _block_of(entry: _Entry) -> tuple[object, object]:
 def _frames(entry: _Entry | None) -> tuple[Frame, ...]:
     """Return the stack of an entry, outermost first. torch writes the innermost frame first."""
     found = [
-        foreign_frame(str(one.get("filename", "")), one["line"], str(one.get("name", "")))
-        for one in _list(entry.get("frames") if entry is not None else None)[:_MOST_FRAMES]
-        if isinstance(one, dict) and type(one.get("line")) is int
+        foreign_frame(str(frame.get("filename", "")), frame["line"], str(frame.get("name", "")))
+        for frame in _list(entry.get("frames") if entry is not None else None)[:_MOST_FRAMES]
+        if isinstance(frame, dict) and type(frame.get("line")) is int
     ]
     return tuple(reversed(found))
 

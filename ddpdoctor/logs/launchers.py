@@ -168,18 +168,18 @@ class FrameworkReader(LineReader):
 
     def end(self) -> Iterable[lf.Fact]:
         found: list[lf.Fact] = []
-        for one in self._last.values():
-            steady_from = one.recent[0][1] if len(one.recent) >= STEADY else None
-            found.append(lf.Moving(**one.line.says(), step=one.step, logged=True, steady_from=steady_from))
+        for progress in self._last.values():
+            steady_from = progress.recent[0][1] if len(progress.recent) >= STEADY else None
+            found.append(lf.Moving(**progress.line.says(), step=progress.step, logged=True, steady_from=steady_from))
         found += self._work.values()
-        for one in self._last.values():
-            if one.nonfinite is None or one.nonfinite_count < STEADY:
+        for progress in self._last.values():
+            if progress.nonfinite is None or progress.nonfinite_count < STEADY:
                 continue  # one bad step is not a fault: fp16 skips it
-            line, step = one.nonfinite
+            line, step = progress.nonfinite
             since = f", since step {step} or earlier" if step is not None else ""
             found.append(lf.Trouble(
                 **line.says(lf.Who()), kind="nonfinite",
-                problem=f"the loss is NaN or infinite in the last {one.nonfinite_count} logged steps{since}",
+                problem=f"the loss is NaN or infinite in the last {progress.nonfinite_count} logged steps{since}",
                 fix="check the data, learning rate and precision of the steps before it; `ddpdoctor wrap "
                 "--check-every 1` names the rank and the tensor that were first; if it is one rank, test its GPU",
             ))  # fmt: skip

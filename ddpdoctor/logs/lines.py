@@ -156,9 +156,9 @@ def condense(text: bytes) -> bytes:
 def condensed_triggers(triggers: frozenset[bytes]) -> tuple[bytes, ...]:
     """Return the fewest condensed strings of which each of these triggers contains one."""
     kept: list[bytes] = []
-    for one in sorted({condense(trigger) for trigger in triggers}, key=lambda one: (len(one), one)):
-        if not any(shorter in one for shorter in kept):
-            kept.append(one)
+    for trigger in sorted({condense(trigger) for trigger in triggers}, key=lambda trigger: (len(trigger), trigger)):
+        if not any(shorter in trigger for shorter in kept):
+            kept.append(trigger)
     return tuple(kept)
 
 
@@ -431,7 +431,7 @@ class LogSplitter:
                 fields = {name: value for name, value in match.groupdict().items() if value is not None}
                 is_torchs = match.re is _TORCH
                 said = {**said, **_who_fields(fields)} if is_torchs else {**_who_fields(fields), **said}
-                time = time or _time(fields)
+                time = time or _prefix_time(fields)
             elif (learned := self._match_learned(text, at)) is not None:
                 shape, match = learned
                 names = (name for group, name in enumerate(match.groups(), 1) if group not in shape.counters)
@@ -547,7 +547,7 @@ class LogSplitter:
             if pattern is None or pattern in self._candidates or len(self._candidates) >= _MOST_CANDIDATES:
                 continue
             self._candidates[pattern] = 0
-            full = sum(bool(one.strip()) for one in raws)
+            full = sum(bool(text.strip()) for text in raws)
             if self._count(re.compile(pattern), raws) >= max(3, 0.6 * full):
                 self._add(pattern, raws)
                 return
@@ -586,7 +586,7 @@ class LogSplitter:
             at += 1
         if not self._is_begun and at == 0:
             margins = [raw[: len(raw) - len(raw.lstrip())] for raw in raws if raw.strip()]
-            self._indentation = _common(margins) if len(margins) >= _FEW_LINES else ""
+            self._indentation = _common_margin(margins) if len(margins) >= _FEW_LINES else ""
             if self._indentation:
                 raws[:] = [raw.removeprefix(self._indentation) for raw in raws]
                 return
@@ -600,9 +600,9 @@ class LogSplitter:
                 first -= 1
             while last + 1 < len(raws) and (not raws[last + 1].strip() or raws[last + 1].startswith(indentation)):
                 last += 1
-            if "Traceback" in raw and any(_TABLE.match(one) for one in raws[first : last + 1]):
+            if "Traceback" in raw and any(_TABLE.match(row) for row in raws[first : last + 1]):
                 continue
-            raws[first : last + 1] = [one.removeprefix(indentation) for one in raws[first : last + 1]]
+            raws[first : last + 1] = [row.removeprefix(indentation) for row in raws[first : last + 1]]
             at = last + 1
             if at == len(raws):
                 self._indentation = indentation
@@ -640,7 +640,7 @@ def _numbering_of(raws: Sequence[str]) -> re.Pattern[str] | None:
         elif all(token.lastgroup == "clock" for token in column):
             parts.append(_LOOSE["clock"])
         elif all(word.isspace() for word in words):
-            same = _common(words)  # what goes beyond it is indentation of the text
+            same = _common_margin(words)  # what goes beyond it is indentation of the text
             parts.append(re.escape(same))
             if len(set(words)) > 1:
                 end = len(parts) if same else end
@@ -656,9 +656,9 @@ def _numbering_of(raws: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile("".join(parts[:end]))
 
 
-def _common(margins: Sequence[str]) -> str:
+def _common_margin(margins: Sequence[str]) -> str:
     low, high = min(margins), max(margins)
-    same = (at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other)
+    same = (at for at, (letter, other) in enumerate(zip(low, high, strict=False)) if letter != other)
     return low[: next(same, len(low))]
 
 
@@ -699,7 +699,7 @@ def _pattern_of(prefix: str) -> str | None:
             spaces = len(words) - len(level)
             levels = [change(word) for word in _LEVEL_WORDS]
             if spaces > 1:
-                levels = [one.ljust(len(words)) for one in levels if len(one) < len(words)]
+                levels = [level.ljust(len(words)) for level in levels if len(level) < len(words)]
             parts.append(f"(?:{'|'.join(levels)})" + (" " if spaces == 1 else ""))
         elif kind == "word" and words.isspace() and token.end() == len(prefix):
             parts.append(f"(?:{re.escape(words)}|$)")
@@ -738,7 +738,7 @@ def _who_fields(fields: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-def _time(fields: dict[str, str]) -> Time | None:
+def _prefix_time(fields: dict[str, str]) -> Time | None:
     """Return the time in a prefix. A time without a date is comparable only to other such times."""
     if "boot" in fields:
         return Time(seconds=float(fields["boot"]), clock="")

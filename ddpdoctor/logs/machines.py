@@ -226,7 +226,7 @@ def _read_smi(document: Document) -> Found:
         if field is None:
             continue
         depth = len(field["indent"])
-        path = [one for one in path if one[0] < depth]
+        path = [part for part in path if part[0] < depth]
         if field["value"] is None:
             path.append((depth, field["name"]))
             continue
@@ -275,7 +275,7 @@ _MARK = re.compile(rb'^\s*\{\s*"schema_version": \d+,\s*"tool": \{\s*"name": "dd
 def _read_report(document: Document) -> Found:
     try:
         plain = json.loads(document.body).get("data", {}).get("nodes")
-        nodes = [decode(Node, one) for one in plain or ()]
+        nodes = [decode(Node, node) for node in plain or ()]
     except (ValueError, AttributeError, TypeError, RecursionError, WrongValue) as error:
         return Found(problem=f"damaged ({type(error).__name__})")
     spot = Spot(source=document.source)
@@ -309,7 +309,7 @@ class NcclTestsReader(LineReader):
             size = int(found["size"])
             self._best = max(self._best, *((float(found[half]), size) for half in ("bus0", "bus1")))
             wrongs = [found[half] for half in ("wrong0", "wrong1")]
-            if self._wrong is None and any(one != "N/A" and float(one) > 0 for one in wrongs):
+            if self._wrong is None and any(wrong != "N/A" and float(wrong) > 0 for wrong in wrongs):
                 self._wrong = (size, line)
         elif not text.startswith("#"):
             return ()

@@ -97,12 +97,12 @@ class NcclProcesses:
             return process.who
         return replace(process.who, rank=largest.rank)
 
-    def _is_world(self, one: Communicator) -> bool:
+    def _is_world(self, comm: Communicator) -> bool:
         """Return whether a communicator seems to have all ranks: it is the largest, and there are no more processes."""
-        if one.ranks < 2 or len(self._all) > one.ranks:
+        if comm.ranks < 2 or len(self._all) > comm.ranks:
             return False
         others = [process.largest for process in self._all.values() if process.largest is not None]
-        return all(other.ranks < one.ranks or other.key == one.key for other in others)
+        return all(other.ranks < comm.ranks or other.key == comm.key for other in others)
 
     def tell(self) -> Iterator[lf.Fact]:
         """Return the rank of each process, and which processes wait in the set-up of a communicator."""
@@ -117,10 +117,10 @@ class NcclProcesses:
                 if world and largest is not None and largest.ranks == world:
                     yield lf.Size(spot=spot, ranks=world)
                     world = None
-            for one in (communicator for communicator in process.communicators.values() if not communicator.ready):
-                words = f"the communicator {one.key.removeprefix('comm ')} of {one.ranks} ranks".replace("  ", " ")
-                operation = lf.Operation(op="init", group=one.key, group_words=words)
-                common: dict[str, Any] = {"spot": one.spot, "time": one.time, "said": one.said}
+            for comm in (communicator for communicator in process.communicators.values() if not communicator.ready):
+                words = f"the communicator {comm.key.removeprefix('comm ')} of {comm.ranks} ranks".replace("  ", " ")
+                operation = lf.Operation(op="init", group=comm.key, group_words=words)
+                common: dict[str, Any] = {"spot": comm.spot, "time": comm.time, "said": comm.said}
                 yield lf.Waiting(who=who, operation=operation, in_init=True, **common)
 
 
@@ -139,15 +139,15 @@ def _read_communicator(process: NcclProcess, text: str, line: Line) -> None:
     if not rank < ranks <= lf.MOST_RANKS:
         return
     key = f"comm {found['id']}" if found["id"] else ""
-    one = Communicator(key=key, rank=rank, ranks=ranks, spot=line.spot(), time=line.time, said=quote(line.text))
-    one.ready = phase == "Init COMPLETE"
+    comm = Communicator(key=key, rank=rank, ranks=ranks, spot=line.spot(), time=line.time, said=quote(line.text))
+    comm.ready = phase == "Init COMPLETE"
     former = process.communicators.get(pointer)
-    if not one.key and former is not None:
-        one.key = former.key
-    process.communicators[pointer] = one
-    process.members[one.key or f"of {ranks}"] = (rank, ranks)
+    if not comm.key and former is not None:
+        comm.key = former.key
+    process.communicators[pointer] = comm
+    process.members[comm.key or f"of {ranks}"] = (rank, ranks)
     if process.largest is None or ranks > process.largest.ranks:
-        process.largest = one
+        process.largest = comm
     if found["bus"]:  # "4e000", which is domain, bus, device and function in hexadecimal digits
         digits = found["bus"].lower().removeprefix("0x").zfill(5)
         process.bus = f"{digits[-5:-3]}:{digits[-3:-1]}"
@@ -233,7 +233,7 @@ class Calls:
             odd = next((made for _, made in sorted(track.open.items(), key=lambda item: item[0]) if _differ(made)), {})
             last = [call for calls in track.last.values() for call in calls]
             words = f"NCCL's communicator {track.group.removeprefix('comm ')}"
-            for made in {id(one): one for one in [*odd.values(), *last]}.values():
+            for made in {id(comm): comm for comm in [*odd.values(), *last]}.values():
                 if shown < MOST_SHOWN:
                     shown += 1
                     op, count, dtype, _, _ = made.call

@@ -115,7 +115,7 @@ class RasReports:
                 if len(set(numbers.values())) == 1:
                     continue
                 for number, count in Counter(numbers.values()).items():
-                    ranks = {rank: comm.processes.get(rank) for rank, one in numbers.items() if one == number}
+                    ranks = {rank: comm.processes.get(rank) for rank, reached in numbers.items() if reached == number}
                     said = f"{rank_list(ranks)}: {op} {number}"
                     side = Counted(op=op, number=number, count=count, spot=report.spot, said=said, ranks=ranks)
                     comm.counted.append(side)
@@ -288,14 +288,14 @@ class _Comm:
     def _differ(self, behind: dict[str, list[Counted]]) -> lf.Differ | None:
         """Return that ranks called different operations: behind in one, and ahead in another by as many."""
         ops = list(behind)
-        for at, one in enumerate(ops):
+        for at, op in enumerate(ops):
             for other in ops[at + 1 :]:
-                few, many = behind[one], behind[other]
+                few, many = behind[op], behind[other]
                 if len(few) != 2 or len(many) != 2 or not few[0].ranks or not many[0].ranks:
                     continue
                 if set(few[0].ranks) == set(many[1].ranks) and set(few[1].ranks) == set(many[0].ranks):
                     sides = [
-                        (self._global(many[0]), self._operation(one, few[1].number)),
+                        (self._global(many[0]), self._operation(op, few[1].number)),
                         (self._global(few[0]), self._operation(other, many[1].number)),
                     ]
                     sides.sort(key=lambda side: -len(side[0]))
@@ -439,7 +439,7 @@ class RasReader(LineReader):
         on = _ON_RANKS.search(text)
         ranks = [int(rank) for rank in re.findall(r"\d+", on["ranks"])[:MOST_PROCESSES]] if on is not None else []
         if found["tag"] == "OK" or _VALUE.match(text):
-            facts: list[lf.Fact] = [] if _VALUE.match(text) else [_note(text, common)]
+            facts: list[lf.Fact] = [] if _VALUE.match(text) else [_diagnostics_hint(text, common)]
         elif (edge := _EDGE.search(text)) is not None:
             path = f" over {edge['path']}" if edge["path"] else ""
             problem = (
@@ -458,9 +458,9 @@ class RasReader(LineReader):
             problem = f"links between GPUs are inactive on {rank_list(ranks)}, according to NCCL's diagnostics"
             facts = [lf.Link(who=host, problem=problem, fix="check them: `nvidia-smi nvlink -s`, `dmesg -T`", **common)]
         elif (differs := _DIFFERS.search(text)) is not None:
-            facts = [_note(f"{differs['name']} differs between ranks", common)]
+            facts = [_diagnostics_hint(f"{differs['name']} differs between ranks", common)]
         else:
-            facts = [_note(text, common)]
+            facts = [_diagnostics_hint(text, common)]
         across = _ACROSS.search(text)
         self._diagnosed += [(int(across["all"]) if across is not None else 0, fact) for fact in facts]
 
@@ -472,7 +472,7 @@ _CHECK_P2P = (
 _RESET = "drain the node; reset or replace the GPU: `nvidia-smi -q -d ECC`, `nvidia-smi --gpu-reset`"
 
 
-def _note(text: str, common: dict[str, Any]) -> lf.Hint:
+def _diagnostics_hint(text: str, common: dict[str, Any]) -> lf.Hint:
     return lf.Hint(words=f"NCCL's diagnostics: {quote(text)}", kind="nccl-diagnostics", **common)
 
 
@@ -509,8 +509,8 @@ def _take_details(report: RasReport, words: str, line: Line) -> None:
     elif (found := _SIDE.match(words)) is not None:
         report.side = _add_side(comm, report.op, found, int(found["count"]), spot, said)
     elif (found := _MISSING.search(words)) is not None:
-        for one in re.findall(r"\d+", found["ranks"])[:MOST_PROCESSES]:
-            comm.missing.setdefault(int(one), (None, spot, said))
+        for number in re.findall(r"\d+", found["ranks"])[:MOST_PROCESSES]:
+            comm.missing.setdefault(int(number), (None, spot, said))
     elif (found := _ONE.match(words)) is not None:
         rank = int(found["rank"])
         named = RasProcess(pid=int(found["pid"]), node=found["node"]) if found["pid"] else None
@@ -563,9 +563,9 @@ def _of_json(body: Any, spot: lf.Spot) -> RasReport | None:
     if not isinstance(body, dict) or not isinstance(body.get("communicators"), list):
         return None
     report = RasReport(spot=spot, time=None, begun=True, exact=True)
-    for one in body["communicators"]:
-        if isinstance(one, dict):
-            _json_communicator(report, one)
+    for communicator in body["communicators"]:
+        if isinstance(communicator, dict):
+            _json_communicator(report, communicator)
     every = (process for comm in report.communicators.values() for process in comm.processes.values())
     processes = {process for process in every if process is not None}
     report.gpus = max([len(processes), *(comm.size or 0 for comm in report.communicators.values())], default=None)
@@ -574,31 +574,31 @@ def _of_json(body: Any, spot: lf.Spot) -> RasReport | None:
 
 def _json_communicator(report: RasReport, body: dict[str, Any]) -> None:
     comm = report.communicator(str(body.get("hash", "")), None)
-    comm.size = _number(body.get("size"))
-    for one in _dicts(body.get("ranks"))[:MOST_PROCESSES]:
-        rank, process = _number(one.get("rank")), _json_process(one)
+    comm.size = _whole_number(body.get("size"))
+    for member in _dicts(body.get("ranks"))[:MOST_PROCESSES]:
+        rank, process = _whole_number(member.get("rank")), _json_process(member)
         if rank is None:
             continue
         comm.processes[rank] = process
-        counts = one.get("collective_counts")
+        counts = member.get("collective_counts")
         if isinstance(counts, dict):
-            numbers = {str(op): _number(value) for op, value in counts.items()}
+            numbers = {str(op): _whole_number(value) for op, value in counts.items()}
             comm.counts[rank] = {op: number for op, number in numbers.items() if number is not None}
-        status = one["status"] if isinstance(one.get("status"), dict) else {}
-        codes = [_number(status.get(name)) for name in ("init_state", "async_error")]
+        status = member["status"] if isinstance(member.get("status"), dict) else {}
+        codes = [_whole_number(status.get(name)) for name in ("init_state", "async_error")]
         comm.unready += [rank] if codes[0] == _IN_PROGRESS else []
         for words in filter(None, (_ERRORS.get(code or 0) for code in codes)):
             said = f"rank {rank}: {words}"
             comm.errors.append(Counted(
                 op="error", status=words, number=0, count=1, spot=report.spot, said=said, ranks={rank: process}
             ))  # fmt: skip
-    for one in _dicts(body.get("missing_ranks"))[:MOST_PROCESSES]:
-        rank = _number(one.get("rank"))
-        status = one.get("status")
+    for member in _dicts(body.get("missing_ranks"))[:MOST_PROCESSES]:
+        rank = _whole_number(member.get("rank"))
+        status = member.get("status")
         dead = isinstance(status, dict) and bool(status.get("considered_dead"))
         answers = isinstance(status, dict) and status.get("unresponsive") is False and not dead
         if rank is not None:
-            process = _json_process(one)
+            process = _json_process(member)
             words = "is considered dead" if dead else "lacks this communicator" if answers else "does not answer RAS"
             comm.processes[rank] = process
             comm.missing[rank] = (process, report.spot, f"rank {rank} {words}")
@@ -612,14 +612,14 @@ _ERRORS = {
 }  # fmt: skip
 
 
-def _json_process(one: dict[str, Any]) -> RasProcess | None:
-    pid, host = _number(one.get("pid")), one.get("host")
+def _json_process(member: dict[str, Any]) -> RasProcess | None:
+    pid, host = _whole_number(member.get("pid")), member.get("host")
     return RasProcess(pid=pid, node=host) if pid is not None and isinstance(host, str) else None
 
 
-def _number(value: Any) -> int | None:
+def _whole_number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else None
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []

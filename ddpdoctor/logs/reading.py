@@ -13,7 +13,7 @@ from time import gmtime
 from typing import TYPE_CHECKING
 
 from ddpdoctor.logs.files import HEAD_BYTES, MOST_BYTES, MOST_UNPACKED, find_files, is_text, open_file
-from ddpdoctor.logs.lines import Document, Funnel, LogSplitter
+from ddpdoctor.logs.lines import Document, Funnel, LineReader, LogSplitter
 from ddpdoctor.logs.nccl_log import WANTED_INFO, NcclLogReader
 from ddpdoctor.model import log_facts as lf
 from ddpdoctor.model.attached import AskedNodes, AttachedJob
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ddpdoctor.logs.files import FileContent, LogFile
-    from ddpdoctor.logs.lines import DocumentFormat, LineReader
+    from ddpdoctor.logs.lines import DocumentFormat
     from ddpdoctor.model.attached import JobIdentity
 
 
@@ -138,11 +138,9 @@ def choose_dumps(dumps: Sequence[lf.FlightDump]) -> tuple[list[lf.FlightDump], d
         kept += those if rank is None else [newest]
         for dump in those if rank is not None else ():
             # `attach` saved a rank's dumps of its two looks in files whose names differ only in the look.
-            sources = {one.spot.source.replace("look_2/", "look_1/") for one in (dump, newest)}
+            sources = {candidate.spot.source.replace("look_2/", "look_1/") for candidate in (dump, newest)}
             if dump is not newest and len(sources) > 1:
-                left_out[dump.spot.source] = (
-                    f"left out: another dump of rank {rank}; {newest.spot.source} is the newest"
-                )
+                left_out[dump.spot.source] = f"left out: another dump of rank {rank}; {newest.spot.source} is newer"
     return kept, left_out
 
 
@@ -208,7 +206,7 @@ class _Job:
     def contradicts(self, part: Part) -> bool:
         """Return whether a file is of another job: it has another name, or is from another time."""
         for kind, mine in self.names.items():
-            names = {name for one, name in part.names if one == kind}
+            names = {name for category, name in part.names if category == kind}
             if len(mine) == len(names) == 1 and mine != names:
                 return True
         span = _span(part)
@@ -284,12 +282,12 @@ def _span(part: Part) -> tuple[float, float] | None:
     return (min(times), max(times)) if times else None
 
 
-def _gap(one: tuple[float, float], other: tuple[float, float]) -> float:
+def _gap(span: tuple[float, float], other: tuple[float, float]) -> float:
     """Return how many seconds lie between two spans. If one has no year, the years do not count."""
-    if (one[0] > _DATED_S) == (other[0] > _DATED_S):
-        gap_s = max(one[0] - other[1], other[0] - one[1], 0)
-        return gap_s if one[0] > _DATED_S else min(gap_s, max(_YEAR_S - gap_s, 0))
-    dated, plain = (one, other) if one[0] > _DATED_S else (other, one)
+    if (span[0] > _DATED_S) == (other[0] > _DATED_S):
+        gap_s = max(span[0] - other[1], other[0] - span[1], 0)
+        return gap_s if span[0] > _DATED_S else min(gap_s, max(_YEAR_S - gap_s, 0))
+    dated, plain = (span, other) if span[0] > _DATED_S else (other, span)
     begin = gmtime(dated[0])
     first = timegm((1970, begin.tm_mon, begin.tm_mday, begin.tm_hour, begin.tm_min, begin.tm_sec, 0, 0, 0))
     gap_s = max(first - plain[1], plain[0] - (first + dated[1] - dated[0]), 0)
@@ -350,9 +348,9 @@ def read_logs(paths: Sequence[str]) -> lf.Logs:
     """Read logs, dumps and stacks. "-" is standard input. Raises UserError if a path does not exist."""
     pairs = list(_read_files(list(find_files(paths))))
     parts, read = [part for part, _ in pairs if part is not None], [what for _, what in pairs]
-    counts = {"files": len(read), "lines": sum(one.lines for one in read), "bytes": sum(one.bytes for one in read)}
+    counts = {"files": len(read), "lines": sum(file.lines for file in read), "bytes": sum(file.bytes for file in read)}
     runs, left_out = gather_runs(parts)
-    read = [replace(one, left_out=left_out[one.source]) if one.source in left_out else one for one in read]
+    read = [replace(file, left_out=left_out[file.source]) if file.source in left_out else file for file in read]
     seen = (part.attached for part in parts if part.source not in left_out)
     attached = tuple(job for job in seen if isinstance(job, AttachedJob))
     return lf.Logs(runs=runs, read=tuple(read), attached=attached, counts=counts)
@@ -379,7 +377,7 @@ def _read_file(file: LogFile) -> tuple[Part | None, lf.Read]:
         stream, head, modified = open_file(file)
         with stream:
             part = Part(source=file.name, attempt=file.attempt, modified=modified)
-            reader = next((one for one in document_formats() if one.recognizes(head)), None)
+            reader = next((reader for reader in document_formats() if reader.recognizes(head)), None)
             if reader is not None:
                 return _read_document(reader, file, stream, head, part)
             if head and is_text(head):
@@ -458,7 +456,8 @@ class _Log:
             block = stream.read(BLOCK_BYTES) if self.bytes < MOST_UNPACKED else b""
             self._take(whole, last=not block)
         self._take(rest, last=True)
-        self._keep([(reader.name, fact) for reader in self._awake for fact in reader.end()])
+        ending = [reader for reader in self._awake if type(reader).end is not LineReader.end]
+        self._keep([(reader.name, fact) for reader in ending for fact in reader.end()])
         problem = stream.problem or ("longer than 64 GiB" if self.bytes >= MOST_UNPACKED else "")
         source, formats = self.splitter.source, tuple(self.formats)
         return lf.Read(source=source, formats=formats, lines=self.lines, bytes=self.bytes, problem=problem)
@@ -504,7 +503,7 @@ class _Log:
         lines = [*self.splitter.lines(text, self.lines + 1, WANTED_INFO)]
         said = "\n".join(line.text for line in lines if not line.is_nccl_info)
         awake = self._awake
-        self._awake = [one for one in self._readers if one in awake or any(words in said for words in one.begins)]
+        self._awake = [form for form in self._readers if form in awake or any(words in said for words in form.begins)]
         readers = ((line, self._info_readers if line.is_nccl_info else self._awake) for line in lines)
         self._keep([(reader.name, fact) for line, those in readers for reader in those for fact in reader.read(line)])
         self.lines += text.count("\n") + (bool(text) and not text.endswith("\n"))

@@ -338,12 +338,12 @@ JSON_STACKS = DocumentFormat(
 def stacks_of_json(threads: list[dict[str, Any]], who: lf.Who, source: str) -> list[lf.Stacked]:
     """Return the main threads' stacks in py-spy's JSON. Raises ValueError, KeyError, TypeError or AttributeError."""
     by_pid: dict[int, _Process] = {}
-    for one in threads:
-        pid = int(one["pid"])
+    for trace in threads:
+        pid = int(trace["pid"])
         process = by_pid.setdefault(pid, _Process(replace(who, pid=pid), 1))
-        state = ("active" if one.get("active") else "idle") + ("+gil" if one.get("owns_gil") else "")
-        thread = _Thread(str(one.get("thread_name") or ""), one.get("os_thread_id"), state, outermost_first=False)
-        for frame in one["frames"]:
+        state = ("active" if trace.get("active") else "idle") + ("+gil" if trace.get("owns_gil") else "")
+        thread = _Thread(str(trace.get("thread_name") or ""), trace.get("os_thread_id"), state, outermost_first=False)
+        for frame in trace["frames"]:
             file = str(frame.get("short_filename") or frame["filename"])
             file = str(frame["filename"]) if "/" not in file else file
             thread.add(foreign_frame(file, int(frame.get("line") or 0), str(frame["name"])))
@@ -445,7 +445,7 @@ def _of_look(look: RankLook, spot: lf.Spot) -> Iterator[lf.Fact]:
     for child in look.process.children if look.process is not None else ():
         if isinstance(child.stacks, list):
             # Other children of a rank, such as compile workers, hold up nobody.
-            yield from (one for one in stacks_of_json(child.stacks, who, spot.source) if one.worker)
+            yield from (stack for stack in stacks_of_json(child.stacks, who, spot.source) if stack.worker)
     for refusal in look.refused:
         yield _refused(refusal, who, spot)
 

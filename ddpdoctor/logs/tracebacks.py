@@ -177,7 +177,7 @@ class Traceback:
         nested = [error for error in whole if error.nested]
         at = next((error for error in nested or whole if error.name not in _FLOW), whole[-1])
         if at.nested:
-            place = next(number for number, one in enumerate(whole) if one is at)
+            place = next(number for number, raised in enumerate(whole) if raised is at)
             outer = whole[:place][-1:] if not self._in_group() else whole[:1]
             return at, (*(frame for error in outer for frame in error.frames), *at.frames)
         if any(frame.user for frame in at.frames) or at is whole[-1]:
@@ -305,20 +305,20 @@ class TracebackReader(LineReader):
         # alike: a frame goes to the one with the fewest frames, a source line to the one whose frame was before.
         is_frame, is_source = text.startswith("  File "), text.startswith("   ")
 
-        def place(one: _Open) -> tuple[bool, bool, int]:
-            frames = len(one.text.chain[-1].frames) if is_frame else 0
-            return is_source and not one.text.wants_source, not one.text.is_open, frames
+        def place(block: _Open) -> tuple[bool, bool, int]:
+            frames = len(block.text.chain[-1].frames) if is_frame else 0
+            return is_source and not block.text.wants_source, not block.text.is_open, frames
 
-        for one in sorted(opened, key=place):
-            fed = one.text.feed(text)
+        for block in sorted(opened, key=place):
+            fed = block.text.feed(text)
             if fed is Fed.TAKEN:
-                is_exception = not one.text.is_open and len(one.text.chain[-1].lines) == 1
-                one.said = line if is_exception else one.said
-                one.last = line.number
+                is_exception = not block.text.is_open and len(block.text.chain[-1].lines) == 1
+                block.said = line if is_exception else block.said
+                block.last = line.number
                 return found
-            if fed is Fed.ENDED or (is_header and one.text.sure) or line.number - one.last > _LONG_AGO:
-                opened.remove(one)
-                found += _facts(one)
+            if fed is Fed.ENDED or (is_header and block.text.sure) or line.number - block.last > _LONG_AGO:
+                opened.remove(block)
+                found += _facts(block)
         if is_header:
             found += self._start(line)
         elif not opened:
@@ -330,7 +330,7 @@ class TracebackReader(LineReader):
         return found
 
     def end(self) -> Iterable[Fact]:
-        found = [fact for opened in self._open.values() for one in opened for fact in _facts(one)]
+        found = [fact for opened in self._open.values() for block in opened for fact in _facts(block)]
         self._open.clear()
         return found
 
@@ -353,11 +353,11 @@ class TracebackReader(LineReader):
         stream, number = self._harmless
         harmless = stream == line.stream and line.number - number <= _NEAR
         sure = "rank" in line.raw_prefix
-        one = _Open(Traceback(sure=sure), header=line, said=line, last=line.number, harmless=harmless)
-        self._open.setdefault(line.stream, []).append(one)
+        block = _Open(Traceback(sure=sure), header=line, said=line, last=line.number, harmless=harmless)
+        self._open.setdefault(line.stream, []).append(block)
         if len(self._open) <= _MOST_STREAMS:
             return ()
-        return [fact for one in self._open.pop(next(iter(self._open))) for fact in _facts(one)]  # the oldest stream
+        return [fact for block in self._open.pop(next(iter(self._open))) for fact in _facts(block)]  # the oldest stream
 
     def _start_without_header(self, line: Line) -> Iterable[Fact]:
         if _NO_HEADER.match(line.text) and line.stream not in self._in_table:
@@ -419,15 +419,15 @@ class TracebackReader(LineReader):
         return [replace(fact, alone=alone) if isinstance(fact, Failed) else fact for fact in facts]
 
 
-def _facts(one: _Open) -> list[Fact]:
-    if one.harmless:
+def _facts(block: _Open) -> list[Fact]:
+    if block.harmless:
         return []
-    if not one.text.chain[0].type:  # it is cut off before the line of its exception
-        frames = [f"{frame.file}:{frame.line}" for frame in one.text.chain[-1].frames[-1:]]
+    if not block.text.chain[0].type:  # it is cut off before the line of its exception
+        frames = [f"{frame.file}:{frame.line}" for frame in block.text.chain[-1].frames[-1:]]
         said = quote(": ".join(["a traceback that is cut off before its exception", *frames]))
-        return [ErrorLine(**{**origin_of(one.header), "said": said})]
-    time = time_of(one.said) or time_of(one.header)
-    return traceback_facts(one.text, {"who": one.header.who, "spot": one.said.spot(), "time": time})
+        return [ErrorLine(**{**origin_of(block.header), "said": said})]
+    time = time_of(block.said) or time_of(block.header)
+    return traceback_facts(block.text, {"who": block.header.who, "spot": block.said.spot(), "time": time})
 
 
 def traceback_facts(text: Traceback, common: dict[str, Any]) -> list[Fact]:

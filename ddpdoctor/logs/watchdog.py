@@ -78,7 +78,7 @@ _NO_GIL = "Could not acquire GIL within"
 _STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d{1,9}) seconds|Heartbeat monitor timed out!")
 
 
-def _numbers(found: re.Match[str]) -> dict[str, Any]:
+def _work_numbers(found: re.Match[str]) -> dict[str, Any]:
     """Return the last works enqueued and completed: 0 for none yet (-1), None for memory that was never set."""
     return {name: _work_number(found[name]) for name in ("enqueued", "completed")}
 
@@ -95,7 +95,7 @@ def _dump_signal(said: _Said) -> list[lf.Fact]:
     common = {**said.common, "who": replace(said.who, group="", group_rank=None)}
     source = _SOURCE.search(said.text)
     told_by = int(source["rank"]) if source is not None else None
-    found: list[lf.Fact] = [lf.Reached(group_words=DEFAULT_GROUP, told_by=told_by, **_numbers(numbers), **common)]
+    found: list[lf.Fact] = [lf.Reached(group_words=DEFAULT_GROUP, told_by=told_by, **_work_numbers(numbers), **common)]
     if "from this local rank" in said.text:
         found.append(lf.Waiting(operation=lf.Operation(), timed_out=True, **common))
     elif source is not None:
@@ -367,14 +367,14 @@ class WatchdogReader(LineReader):
         if (status := _STATUS.search(text)) is not None:
             waits = self._open.get(writer, [])
             seq = _work_number(status["seq"])
-            wait = next((one for one in waits if one.fact.operation.seq == seq and not one.grouped), None)
+            wait = next((wait for wait in waits if wait.fact.operation.seq == seq and not wait.grouped), None)
             if wait is not None and said.is_grouped:
                 wait.join(said)
             elif said.is_grouped and said.line.who.rank is not None and self._is_new(writer, seq):
                 # The line of the limit itself is lacking
                 limit = lf.Waiting(operation=lf.Operation(seq=seq, **said.group), timed_out=True, **said.common)
                 self._keep(writer, _Wait(fact=limit, grouped=True))
-            numbers = _numbers(status)
+            numbers = _work_numbers(status)
             if not self._is_new(writer, said.key, said.words, *numbers.values()):
                 return []
             return [lf.Reached(**numbers, **said.group, **said.common)]
@@ -388,9 +388,9 @@ class WatchdogReader(LineReader):
             if "not found" in text:
                 return self._close(writer, grouped_only=True)
             # A line without any rank may continue the wait that was opened last in its stream.
-            same = (one for one in reversed(self._open) if isinstance(one, tuple) and one[0] == said.line.stream)
+            same = (who for who in reversed(self._open) if isinstance(who, tuple) and who[0] == said.line.stream)
             waits = self._open.get(writer) or self._open.get(next(same, None), [])
-            wait = next((one for one in reversed(waits) if not one.frames), None)
+            wait = next((wait for wait in reversed(waits) if not wait.frames), None)
             if wait is not None:
                 self._traces = [*self._traces[-_MOST_TRACES:], (said.line.stream, wait)]
                 return []
@@ -415,8 +415,8 @@ class WatchdogReader(LineReader):
         is_last = "terminated with exception" in text
         waits = self._open.get(writer, [])
         key = attrgetter("seq", "op", "numel_in", "numel_out")
-        same = next((one for one in waits if key(one.fact.operation) == key(operation)), None)
-        bare = next((one for one in waits if one.fact.operation.seq == operation.seq and one.is_bare), None)
+        same = next((wait for wait in waits if key(wait.fact.operation) == key(operation)), None)
+        bare = next((wait for wait in waits if wait.fact.operation.seq == operation.seq and wait.is_bare), None)
         if bare is not None:
             known = bare.fact.operation
             operation = replace(operation, group=known.group, group_words=known.group_words)

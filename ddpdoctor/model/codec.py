@@ -87,15 +87,15 @@ def _encoder(hint: Any) -> Convert:
         return _encode_any if hint is Any else lambda value: value
     if origin is tuple and members[1:] == (...,):
         encode_each = _encoder(members[0])
-        return lambda value: [encode_each(one) for one in value]
+        return lambda value: [encode_each(part) for part in value]
     if origin is tuple:
         encode_members = [_encoder(member) for member in members]
-        return lambda value: [encode(one) for encode, one in zip(encode_members, value, strict=True)]
+        return lambda value: [encode(part) for encode, part in zip(encode_members, value, strict=True)]
     if origin is dict:
         if members[0] is not str:
             raise TypeError(f"{hint!r}: the names of an object are texts")
         encode_one = _encoder(members[1])
-        return lambda value: {name: encode_one(one) for name, one in value.items()}
+        return lambda value: {name: encode_one(part) for name, part in value.items()}
     if origin in {typing.Union, types.UnionType}:
         kinds: list[tuple[Any, Convert]] = [
             ((float, int) if member is float else typing.get_origin(member) or member, _encoder(member))
@@ -173,7 +173,7 @@ class Decoder:
                 made = partial(_decode_dict, self.of(members[1]))
             elif origin in {typing.Union, types.UnionType}:
                 is_known = is_lenient and type(None) in members
-                by_json = {} if is_known else {kind: self.of(one) for kind, one in _by_json_kind(hint).items()}
+                by_json = {} if is_known else {kind: self.of(member) for kind, member in _by_json_kind(hint).items()}
                 other = self.of(members[0] if is_known else Unread)
                 made = partial(_decode_union, by_json, other, has_unread=Unread in members)
             elif isinstance(hint, type) and issubclass(hint, Enum):
@@ -217,15 +217,15 @@ class Decoder:
     def _read_fields(self, kind: Any, known: tuple[str, ...]) -> list[tuple[str, str, Convert, Any]]:
         """Return name, key, decoder and default of each other field. It is called late: a record may hold itself."""
         keys, parts = (self._keys or {}).get(kind, {}), []
-        for one in (field for field in fields(kind) if field.name not in known):
-            hint, default = field_hints(kind)[one.name], one.default
-            if default is not MISSING or one.default_factory is not MISSING:
+        for attr in (field for field in fields(kind) if field.name not in known):
+            hint, default = field_hints(kind)[attr.name], attr.default
+            if default is not MISSING or attr.default_factory is not MISSING:
                 default = _OWN_DEFAULT
             elif self._keys is not None:
                 is_optional = type(None) in typing.get_args(hint)
                 empty = None if is_optional else _EMPTY.get(hint, MISSING)
                 default = () if typing.get_origin(hint) is tuple else empty
-            parts.append((one.name, keys.get(one.name, one.metadata.get("json", one.name)), self.of(hint), default))
+            parts.append((attr.name, keys.get(attr.name, attr.metadata.get("json", attr.name)), self.of(hint), default))
         return parts
 
 
@@ -252,7 +252,7 @@ def _decode_dict(decode_one: Convert, plain: Any) -> dict[str, Any]:
         try:
             made[name] = decode_one(value)
         except WrongValue as wrong:
-            raise wrong.within(f"[{_shown(name)}]") from None
+            raise wrong.within(f"[{_short_repr(name)}]") from None
     return made
 
 
@@ -270,7 +270,7 @@ def _decode_union(by_json: dict[type, Convert], decode_other: Convert, plain: An
 
 def _decode_enum(values: dict[Any, Enum], plain: Any) -> Any:
     if type(plain) not in {str, int} or plain not in values:
-        raise WrongValue(f"one of {', '.join(map(str, values))} was expected, and it is {_shown(plain)}")
+        raise WrongValue(f"one of {', '.join(map(str, values))} was expected, and it is {_short_repr(plain)}")
     return values[plain]
 
 
@@ -297,7 +297,7 @@ def _decode_any(plain: Any) -> Any:
     """Return plain JSON unchanged. Reject nesting so deep that copying or showing it would exhaust the stack."""
     level = [plain]
     for _ in range(_MOST_LEVELS):
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
         level = [value for values in inner for value in values]
         if not level:
             return plain
@@ -323,7 +323,7 @@ def _by_json_kind(hint: Any) -> dict[type, Any]:
         elif member in _PLAIN:
             json_kinds = (member,)
         elif isinstance(member, type) and issubclass(member, Enum):
-            json_kinds = tuple({type(one.value) for one in member})
+            json_kinds = tuple({type(choice.value) for choice in member})
         else:
             json_kinds = (list,) if typing.get_origin(member) is tuple else (dict,)
         for kind in json_kinds:
@@ -367,6 +367,6 @@ def _name(kind: type) -> str:
     return _NAMES.get(kind, kind.__name__)
 
 
-def _shown(plain: Any) -> str:
+def _short_repr(plain: Any) -> str:
     text = repr(plain)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -291,16 +291,16 @@ def share_out(plan: SamplingPlan) -> Shares:
     return Shares(plan=plan, ranks=ranks, delivered=delivered, unique=unique)
 
 
-def count_both(plan: SamplingPlan, one: RankShare, other: RankShare) -> int:
+def count_both(plan: SamplingPlan, share: RankShare, other: RankShare) -> int:
     """Count the different samples that two ranks both get; without sharing only if ranks get all samples."""
-    if one.rank == other.rank or plan.sharing is Sharing.NONE:
-        return min(one.delivered, other.delivered, plan.samples)
+    if share.rank == other.rank or plan.sharing is Sharing.NONE:
+        return min(share.delivered, other.delivered, plan.samples)
     if plan.sharing is Sharing.SPLIT or plan.samples <= 0:
         return 0
     if plan.samples < plan.world_size:
-        alike = one.rank % plan.samples == other.rank % plan.samples
-        return int(alike and min(one.delivered, other.delivered) > 0)
-    return _repeats(plan, one, other) + _repeats(plan, other, one)
+        alike = share.rank % plan.samples == other.rank % plan.samples
+        return int(alike and min(share.delivered, other.delivered) > 0)
+    return _repeats(plan, share, other) + _repeats(plan, other, share)
 
 
 def _repeats(plan: SamplingPlan, first: RankShare, again: RankShare) -> int:

@@ -380,10 +380,10 @@ class Statement:
     def holds(self, line: int) -> bool:
         return self.line <= line <= self.last_line
 
-    def holds_both(self, one: int, other: int) -> bool:
+    def holds_both(self, line: int, other: int) -> bool:
         """Return whether two lines are in the same branch of the statement: a rank at one has not gone around it."""
         end = self.last_line if self.body_last_line is None else self.body_last_line
-        return self.holds(one) and self.holds(other) and (one <= end) == (other <= end)
+        return self.holds(line) and self.holds(other) and (line <= end) == (other <= end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -802,7 +802,7 @@ class Job:
     may_run_elsewhere: bool = False  # some ranks may run on other hosts, where they are not visible
     debug_level: str = "OFF"
     entry: str = "wrap"  # what started the watch, as ``Run.entry``
-    torch_version: str | None = None
+    backend: str = ""  # as torch names that of the default group: "cpu:gloo,cuda:nccl". Empty before it is made.
     host_causes: HostCauses | None = None  # the memory that its processes share on this host
     machine: Node | None = None  # this host's network and GPUs, read if a collective did not complete
     control_flow: tuple[ControlFlow, ...] = ()  # read if ranks took different branches

@@ -55,7 +55,7 @@ class KnownError:
     marks: tuple[str, ...]
 
     def ranks(self, text: str) -> tuple[int, ...]:
-        found = self.pattern.search(_plain(text))
+        found = self.pattern.search(_without_modules(text))
         named = found.groupdict() if found is not None else {}
         ranks = (int(digits) for name in ("rank", "other") if (digits := named.get(name)) and len(digits) < 8)
         return tuple(rank for rank in ranks if rank < MOST_RANKS)
@@ -88,12 +88,12 @@ def find_known(text: str, *, loose: bool = False) -> KnownError | None:
 
     With ``loose``, rows count whose meaning depends on the writer, such as "Connection reset by peer".
     """
-    plain = _plain(text)
+    plain = _without_modules(text)
     rows = (known for known in read_known_errors() if loose or not known.loose)
     return next((known for known in rows if known.pattern.search(plain)), None)
 
 
-def _plain(text: str) -> str:
+def _without_modules(text: str) -> str:
     return _MODULE.sub("", text[:_MOST_CHARACTERS])
 
 

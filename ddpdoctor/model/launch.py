@@ -60,14 +60,14 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     hosts: list[str] = []
     parts = _HOST.findall(text)
     if ",".join(parts) != text.strip():
-        raise ValueError(f"not a list of hosts such as n[1-3],login: {_short(text.strip())}")
+        raise ValueError(f"not a list of hosts such as n[1-3],login: {_short_text(text.strip())}")
     for part in parts:
         space = MAX_ENTRIES - len(hosts)  # Expand the ranges of one name. The last range varies fastest.
         names = [""]
         for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
-            ends = [literal] if literal else _numbers(ranges, space)
+            ends = [literal] if literal else _expand_ranges(ranges, space)
             if len(names) * len(ends) > space:
-                raise ValueError(f"more than {MAX_ENTRIES} hosts: {_short(part)}")
+                raise ValueError(f"more than {MAX_ENTRIES} hosts: {_short_text(part)}")
             names = [name + end for name in names for end in ends]
         hosts += names
     if not hosts:
@@ -81,28 +81,28 @@ def expand_counts(text: str) -> tuple[int, ...]:
     for part in text.strip().split(","):
         found = _COUNT.fullmatch(part.strip())
         if found is None:
-            raise ValueError(f"not a list of counts such as 4(x2),1: {_short(text)}")
+            raise ValueError(f"not a list of counts such as 4(x2),1: {_short_text(text)}")
         times = int(found[2] or 1)
         if len(counts) + times > MAX_ENTRIES:
-            raise ValueError(f"more than {MAX_ENTRIES} nodes: {_short(text)}")
+            raise ValueError(f"more than {MAX_ENTRIES} nodes: {_short_text(text)}")
         counts += [int(found[1])] * times
     return tuple(counts)
 
 
-def _numbers(ranges: str, space: int) -> list[str]:
+def _expand_ranges(ranges: str, space: int) -> list[str]:
     found: list[str] = []
     for part in ranges.split(","):
         span = _SPAN.fullmatch(part)
         if span is None or int(span[2] or span[1]) < int(span[1]):
-            raise ValueError(f"not a range of numbers such as 1-3,07: [{_short(ranges)}]")
+            raise ValueError(f"not a range of numbers such as 1-3,07: [{_short_text(ranges)}]")
         first, last = int(span[1]), int(span[2] or span[1])
         if len(found) + last - first + 1 > space:
-            raise ValueError(f"more than {MAX_ENTRIES} hosts: [{_short(ranges)}]")
+            raise ValueError(f"more than {MAX_ENTRIES} hosts: [{_short_text(ranges)}]")
         found += [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]
     return found
 
 
-def _short(text: str) -> str:
+def _short_text(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 

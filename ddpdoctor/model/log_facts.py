@@ -520,5 +520,5 @@ class Logs:
 
     def lacking(self) -> list[str]:
         """Return what could not be read or was left out, a line for all files with one reason."""
-        alike = grouped((one.problem or one.left_out, one.source) for one in self.read)
+        alike = grouped((file.problem or file.left_out, file.source) for file in self.read)
         return [f"{first_names(names, 1)}: {why}" for why, names in alike.items() if why]

@@ -588,7 +588,7 @@ class Node:
 
 
 # The sections of a node. Each has its own collector.
-SECTIONS = tuple(one.name for one in fields(Node) if one.name not in {"host", "index", "processes"})
+SECTIONS = tuple(section.name for section in fields(Node) if section.name not in {"host", "index", "processes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

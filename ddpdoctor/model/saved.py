@@ -25,12 +25,12 @@ def align_names(files: Sequence[Collection[str]]) -> tuple[str, ...]:
         wanted = _below(smallest, prefix)
         fits = []
         for names in files:  # the prefix that holds most of the wanted names; the shortest wins a tie
-            counts = {one: len(_below(names, one) & wanted) for one in _prefixes(names)}
+            counts = {start: len(_below(names, start) & wanted) for start in _prefixes(names)}
             best = prefix if names is smallest else max(counts, key=counts.__getitem__)
             fits.append((best, counts[best]))
         total = sum(count for _, count in fits) if all(count for _, count in fits) else 0
         if total > matched:
-            matched, found = total, tuple(one for one, _ in fits)
+            matched, found = total, tuple(chosen for chosen, _ in fits)
     return found
 
 

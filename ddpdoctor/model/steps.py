@@ -114,12 +114,8 @@ def recent_pace(times: StepTimes) -> RecentPace | None:
     totals, waits = step_totals(times)[-RECENT_STEPS:], wait_totals(times)[-RECENT_STEPS:]
     steps = numbers[-1] - numbers[0]
     step_ms = (ended_ns[-1] - ended_ns[0]) / steps / 1e6 if steps else totals[-1] / 1e3
-    return RecentPace(
-        number=numbers[-1],
-        ended_ns=ended_ns[-1],
-        step_ms=step_ms,
-        waits_share=min(1.0, sum(waits) / sum(totals)) if sum(totals) else 0.0,
-    )
+    share = min(1.0, sum(waits) / sum(totals)) if sum(totals) else 0.0
+    return RecentPace(number=numbers[-1], ended_ns=ended_ns[-1], step_ms=step_ms, waits_share=share)
 
 
 def step_totals(times: StepTimes) -> tuple[int, ...]:
@@ -280,6 +276,7 @@ class PhaseRow:
     worst_ms: float
     worst_rank: int
     blocks_ms: tuple[float, ...] = ()  # like ``critical_ms``, in each block of consecutive steps
+    ranks_ms: tuple[float, ...] = ()  # on each of ``Budget.ranks``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +322,7 @@ class Budget:
     is_device: bool = False  # whether these are times of the GPUs
     overlap: float | None = None  # the share of the reduction that backward hides, or None if it is not known
     blocks_ms: tuple[float, ...] = ()  # like ``wall_ms``, in each block of consecutive steps
+    ranks: tuple[int, ...] = ()
 
     @property
     def efficiency_bound(self) -> float:

@@ -125,9 +125,9 @@ def count_of(number: int, noun: str, nouns: str = "") -> str:
     return f"{number} {noun if number == 1 else nouns or noun + 's'}"
 
 
-def verb(ranks: Iterable[int], one: str, many: str) -> str:
+def verb(ranks: Iterable[int], single: str, many: str) -> str:
     """Return the verb's form for one rank or for several."""
-    return one if len(set(ranks)) == 1 else many
+    return single if len(set(ranks)) == 1 else many
 
 
 def name_list(names: Sequence[str], most: int = 4) -> str:

@@ -269,10 +269,10 @@ def _is_weights(value: Any) -> bool:
     # dict of tensors was put together by a script.
     if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
         return False
-    inner = (one for held in value.values() if isinstance(held, dict) for one in held.values())
-    if any(isinstance(one, formats.TensorRef) for one in inner):
+    inner = (part for held in value.values() if isinstance(held, dict) for part in held.values())
+    if any(isinstance(part, formats.TensorRef) for part in inner):
         return False
-    tensors = [key for key, one in value.items() if isinstance(one, formats.TensorRef) and not _is_random(key, one)]
+    tensors = [key for key, part in value.items() if isinstance(part, formats.TensorRef) and not _is_random(key, part)]
     return 2 * len(tensors) >= len(value) and _part_of_dict(value) is None
 
 
@@ -284,9 +284,9 @@ def _state_of(module: formats.Opaque, prefix: str) -> Iterator[tuple[str, format
     """Yield what a pickled module's state dict would hold. Other tensors, such as an LSTM's views, are left out."""
     state = module.state
     passing = state.get("_non_persistent_buffers_set") or ()
-    for name, one in (*state["_parameters"].items(), *state["_buffers"].items()):
-        if isinstance(one, formats.TensorRef) and name not in passing:
-            yield f"{prefix}{name}", one
+    for name, tensor in (*state["_parameters"].items(), *state["_buffers"].items()):
+        if isinstance(tensor, formats.TensorRef) and name not in passing:
+            yield f"{prefix}{name}", tensor
     for name, layer in state["_modules"].items():
         if _is_module(layer):
             yield from _state_of(layer, f"{prefix}{name}.")

@@ -278,7 +278,7 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> FileIndex:
         # With a flipped bit in the directory, zipfile may raise anything.
         raise zipfile.BadZipFile(str(error)) from error
     with opened as archive:
-        records = {_short(info.filename): info for info in archive.infolist()}
+        records = {_base_name(info.filename): info for info in archive.infolist()}
         has_sums = any(info.CRC for info in records.values())
         damaged = tuple(_damaged(archive, records)) if has_sums and checksums else ()
         info, problem = records.get(PICKLE), ""
@@ -300,7 +300,7 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> FileIndex:
     return FileIndex(root=root, names=names, problem=problem, starts=starts, damaged=damaged, has_checksums=has_sums)
 
 
-def _short(name: str) -> str:
+def _base_name(name: str) -> str:
     """Return a record's name without the archive's name before it."""
     return name.partition("/")[2] or name
 
@@ -324,7 +324,7 @@ def _start(file: BinaryIO, info: zipfile.ZipInfo) -> int:
 def read_rest(file: BinaryIO, size_bytes: int) -> FileIndex | None:
     """Read a truncated archive: its index comes first, and the other records follow. Return None without an index."""
     first = _header_at(file, 0)
-    if first is None or _short(first[0]) != PICKLE:
+    if first is None or _base_name(first[0]) != PICKLE:
         return None
     file.seek(first[1])
     try:
@@ -336,7 +336,7 @@ def read_rest(file: BinaryIO, size_bytes: int) -> FileIndex | None:
     starts: dict[str, int] = {}
     while (found := _next_header(file, position, size_bytes)) is not None:
         name, position = found
-        storage = storages.get(_short(name).removeprefix("data/")) if _short(name).startswith("data/") else None
+        storage = storages.get(_base_name(name).removeprefix("data/")) if _base_name(name).startswith("data/") else None
         if storage is not None:
             if position + storage.size_bytes <= size_bytes:
                 starts[storage.key] = position

@@ -62,7 +62,7 @@ def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None])
     files = []
     for number, path in enumerate(paths):
         progress(str(path))
-        files.append(_read(path, Extent(whole=not wanted.quick, digests=number in compared)))
+        files.append(_read_checkpoint(path, Extent(whole=not wanted.quick, digests=number in compared)))
     folders: dict[Path, dict[str, int]] = {path.parent: {} for path in paths}
     for folder, sizes in folders.items():
         with suppress(OSError):  # the sizes of its files, as far as they can be read
@@ -87,19 +87,19 @@ def _expand(path: Path) -> tuple[Path, ...]:
     except OSError as error:  # a folder above it may not be entered
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     if not is_there:
-        near = sorted(one.name for one in path.parent.glob(f"{path.stem}*"))[:3] if path.parent.is_dir() else []
+        near = sorted(file.name for file in path.parent.glob(f"{path.stem}*"))[:3] if path.parent.is_dir() else []
         hint = f"Similar names: {', '.join(near)}." if near else ""
         raise UserError(f"{path} does not exist", help=hint)
     # A folder of torch.distributed.checkpoint, or the rest of one, is one checkpoint.
     if not path.is_dir() or (path / METADATA).is_file() or any(path.glob("*.distcp")):
         return (path,)
-    found = tuple(sorted(one for one in path.iterdir() if one.is_file() and one.suffix.lower() in SUFFIXES))
+    found = tuple(sorted(file for file in path.iterdir() if file.is_file() and file.suffix.lower() in SUFFIXES))
     if not found:
         raise UserError(f"{path} has no checkpoint", help=f"Checkpoint files end in one of: {', '.join(SUFFIXES)}.")
     return found
 
 
-def _read(path: Path, extent: Extent) -> saved.FileSeen:
+def _read_checkpoint(path: Path, extent: Extent) -> saved.FileSeen:
     try:
         return read_distributed(path, checksums=extent.whole) if path.is_dir() else read_file(path, extent)
     except OSError as error:
@@ -124,9 +124,9 @@ def read_expected(function: str) -> saved.Expected:
     return saved.Expected(
         function=function,
         tensors=tuple(
-            saved.TensorIn(name=name, shape=tuple(one.shape), dtype=str(one.dtype).removeprefix("torch."))
-            for name, one in state.items()
-            if hasattr(one, "shape") and hasattr(one, "dtype")
+            saved.TensorIn(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in state.items()
+            if hasattr(tensor, "shape") and hasattr(tensor, "dtype")
         ),
     )
 
@@ -174,7 +174,7 @@ def read_distributed(folder: Path, *, checksums: bool) -> saved.FileSeen:
     try:
         with (folder / METADATA).open("rb") as file:
             root, _ = read_pickle(file)
-        items, tensors = tuple(_items(root)), tuple(_tensors(root))
+        items, tensors = tuple(_stored_items(root)), tuple(_tensors(root))
     except Unreadable as error:
         return replace(seen, state=saved.ReadState.UNREADABLE, detail=f"{METADATA}: {error}")
     # Recognize parts by the first word of their names, which the script chose
@@ -195,7 +195,7 @@ def read_distributed(folder: Path, *, checksums: bool) -> saved.FileSeen:
     )
 
 
-def _items(root: Any) -> Iterator[_Item]:
+def _stored_items(root: Any) -> Iterator[_Item]:
     for index, info in _field(root, "storage_data", dict).items():
         item = _Item(
             name=_field(index, "fqn", str), file=_field(info, "relative_path", str),
@@ -268,13 +268,13 @@ def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> 
     """
     for name in sorted(sizes):
         stripped = BEFORE.sub("", name)
-        finals = (TEMPORARY.sub("", name), TEMPORARY.sub("", stripped) if stripped != name else name)
-        final = next((one for one in finals if one != name and one.lower().endswith(SUFFIXES)), "").removeprefix(".")
-        if final and (of_folder or name == path.name or _shape(final) == _shape(path.name)):
+        plain = (TEMPORARY.sub("", name), TEMPORARY.sub("", stripped) if stripped != name else name)
+        final = next((file for file in plain if file != name and file.lower().endswith(SUFFIXES)), "").removeprefix(".")
+        if final and (of_folder or name == path.name or _name_shape(final) == _name_shape(path.name)):
             beside = f"{final} has {sizes[final]}" if final in sizes else f"there is no {final}"
             detail = f"{sizes[name]} bytes; {beside}"
             yield saved.Leftover(path=str(path.with_name(name)), kind="a temporary file of a write", detail=detail)
-    like = [size for name, size in sizes.items() if name != path.name and _shape(name) == _shape(path.name)]
+    like = [size for name, size in sizes.items() if name != path.name and _name_shape(name) == _name_shape(path.name)]
     if len(like) >= FEWEST_LIKE and path.name in sizes:
         usual = statistics.median(like)
         if sizes[path.name] / max(1.0, usual) < MUCH_SMALLER:
@@ -282,7 +282,7 @@ def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> 
             yield saved.Leftover(path=str(path), kind="much smaller than similar files", detail=detail)
 
 
-def _shape(name: str) -> str:
+def _name_shape(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
@@ -294,7 +294,7 @@ def find_gaps(path: Path, names: Iterable[str]) -> Iterator[saved.Gap]:
         name = path.name
         before, after, count = name[: match.start(1)], name[match.end(1) :], int(match[2])
         wanted = [f"{before}{number:05d}{after}" for number in range(1, count + 1)]
-        if missing := tuple(one for one in wanted if one not in known):
+        if missing := tuple(name for name in wanted if name not in known):
             yield saved.Gap(pattern=f"{before}*{after}", missing=missing, why=f"the names promise {count}")
         return
     # Ranks that other steps have but this one lacks, and gaps between the numbers

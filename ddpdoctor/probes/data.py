@@ -88,7 +88,7 @@ def run_rank(
             own, maps = _inspect(wanted, launch, ranks)
             everyone = ranks.gather("drawn", own)
             # For how many passes all ranks send which samples they drew
-            count = min((len(one.passes) if one.compared else 0 for one in everyone or ()), default=0)
+            count = min((len(draws.passes) if draws.compared else 0 for draws in everyone or ()), default=0)
             parts = [
                 ranks.gather(f"map/{number}", Indices(bits=base64.b64encode(bits).decode()))
                 for number, bits in enumerate(maps)
@@ -179,7 +179,7 @@ def _join_pass(number: int, everyone: Sequence[RankDraws], parts: Sequence[Indic
         same.setdefault(part.bits, []).append(rank)
     # How many samples two ranks both drew, for all pairs of the first ranks
     paired = every[: min(MOST_OVERLAPS, isqrt(OVERLAP_BITS // max(samples, 1)))]
-    half = [[(one & other).bit_count() for other in paired[: at + 1]] for at, one in enumerate(paired)]
+    half = [[(bits & other).bit_count() for other in paired[: at + 1]] for at, bits in enumerate(paired)]
     places = range(len(paired))
     return Pass(
         number=number + 1, ranks=rows, unique=once.bit_count(), shared=twice.bit_count(),
@@ -197,7 +197,7 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
             help="Return the DataLoader; or use the arithmetic alone: check-data --samples N --world-size N.",
         )
     several = made.values() if isinstance(made, dict) else made if isinstance(made, tuple | list) else ()
-    if not is_loader and any(isinstance(one, DataLoader) for one in several):
+    if not is_loader and any(isinstance(loader, DataLoader) for loader in several):
         raise UserError(
             f"{name} returns a {type(made).__name__} with several loaders, but only one can be checked",
             help="Name a function that returns the DataLoader that training iterates.",
@@ -217,7 +217,7 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
         return replace(draws, notes=(note, *draws.notes)), ()
     digests, notes = _digest_samples(base, name)
     seen = tuple(replace(epoch, sample_digests=digests) for epoch, _, _ in drawn)
-    return _describe(made, base, seen, tuple(row for _, row, _ in drawn), notes), tuple(bits for _, _, bits in drawn)
+    return _rank_draws(made, base, seen, tuple(row for _, row, _ in drawn), notes), tuple(bits for _, _, bits in drawn)
 
 
 def _draw_pass(made: Any, base: Base, rank: int, number: int, *, set_epoch: bool) -> tuple[EpochSeen, RankPass, bytes]:
@@ -253,7 +253,7 @@ def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch:
         passes = [_load_pass(made, rank, number, set_epoch=set_epoch) for number in range(1, epochs + 1)]
     stopped = not all(row.complete for _, row in passes)
     notes = (f"a pass was followed for {PASS_LIMIT_S:g} s, and stopped before its end",) if stopped else ()
-    return _describe(made, None, tuple(seen for seen, _ in passes), tuple(row for _, row in passes), notes)
+    return _rank_draws(made, None, tuple(seen for seen, _ in passes), tuple(row for _, row in passes), notes)
 
 
 def _load_pass(made: Any, rank: int, number: int, *, set_epoch: bool) -> tuple[EpochSeen, RankPass]:
@@ -293,7 +293,7 @@ def _begin_pass(loader: Any, number: int, *, set_epoch: bool) -> int | None:
     return None
 
 
-def _describe(
+def _rank_draws(
     made: Any, base: Base | None, seen: tuple[EpochSeen, ...], passes: tuple[RankPass, ...], notes: tuple[str, ...]
 ) -> RankDraws:
     dataset = getattr(made, "dataset", made) if base is None else base.dataset

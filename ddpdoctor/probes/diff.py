@@ -40,34 +40,33 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
             raise UserError(f"{path} has nothing to compare", help="Give files that torch.save has written.")
     # Remove the key around the whole model if only some files have it: {"model": ...} against a state dict. What such
     # a file holds besides the model (an optimizer, an epoch) has no counterpart in the others.
-    prefixes = align_names([one.tensors for one in saved])
-    saved = [one.below(prefix) if prefix else one for one, prefix in zip(saved, prefixes, strict=True)]
-    tensors = list(dict.fromkeys(name for one in saved for name in one.tensors))
-    values = list(dict.fromkeys(name for one in saved for name in one.values))
-    if len(tensors) == sum(len(one.tensors) for one in saved) and tensors:
-        first = [next(iter(one.tensors), "none") for one in saved]
+    prefixes = align_names([file.tensors for file in saved])
+    saved = [file.below(prefix) if prefix else file for file, prefix in zip(saved, prefixes, strict=True)]
+    tensors = list(dict.fromkeys(name for file in saved for name in file.tensors))
+    values = list(dict.fromkeys(name for file in saved for name in file.values))
+    if len(tensors) == sum(len(file.tensors) for file in saved) and tensors:
+        first = [next(iter(file.tensors), "none") for file in saved]
         seen = ", ".join(f"{path.name}: {name}" for path, name in zip(paths, first, strict=True))
         raise UserError(
             f"the files have no tensor of the same name (the first of each: {seen})",
             help="Give files that were saved in the same way: all of a state_dict, or all of a dict with the same "
             "keys.",
         )
-    digests = [_digests(one) for one in saved]
+    digests = [_digests(file) for file in saved]
     unequal = [_unequal_tensor(name, saved, digests) for name in tensors]
     unequal += [_unequal_value(name, saved) for name in values]
+    files = []
+    for path, file in zip(paths, saved, strict=True):
+        ranks = {int(number) for number in RANK.findall(path.name)} or {int(n) for n in RANK.findall(path.parent.name)}
+        files.append(SavedFile(
+            path=str(path), rank=ranks.pop() if len(ranks) == 1 else None, size_bytes=path.stat().st_size,
+            tensors=len(file.tensors), values=len(file.values), stripped=tuple(sorted(file.stripped)),
+            below=file.prefix, beside=file.beside,
+        ))  # fmt: skip
     return DiffFacts(
-        files=tuple(_describe(path, one) for path, one in zip(paths, saved, strict=True)), tensors=len(tensors),
-        values=len(values), unequal=tuple(one for one in unequal if one is not None),
+        files=tuple(files), tensors=len(tensors),
+        values=len(values), unequal=tuple(difference for difference in unequal if difference is not None),
         incomparable=tuple(name for name in tensors if any(digest.get(name) == "" for digest in digests)),
-    )  # fmt: skip
-
-
-def _describe(path: Path, saved: Saved) -> SavedFile:
-    ranks = {int(number) for number in RANK.findall(path.name)} or {int(n) for n in RANK.findall(path.parent.name)}
-    return SavedFile(
-        path=str(path), rank=ranks.pop() if len(ranks) == 1 else None, size_bytes=path.stat().st_size,
-        tensors=len(saved.tensors), values=len(saved.values), stripped=tuple(sorted(saved.stripped)),
-        below=saved.prefix, beside=saved.beside,
     )  # fmt: skip
 
 
@@ -93,25 +92,25 @@ def _unequal_tensor(name: str, saved: Sequence[Saved], digests: Sequence[dict[st
     apart = [measure_apart(file, files[0], tensor, tensors[0]) for file, tensor in zip(files, tensors, strict=True)]
     return Unequal(
         kind=saved[sides[0][0]].tensors[name][0], name=name, sides=sides, absent_in=absent,
-        seen=tuple(map(_dtype_and_shape, tensors)), apart=tuple(one for one in apart[1:] if one is not None),
+        seen=tuple(map(_dtype_and_shape, tensors)), apart=tuple(pair for pair in apart[1:] if pair is not None),
     )  # fmt: skip
 
 
 def _unequal_value(name: str, saved: Sequence[Saved]) -> Unequal | None:
     """Return how a value differs. Skip it if other files hold a tensor there: the tensor's result covers it."""
-    held = [one.values.get(name) for one in saved]
-    sides, absent = _sides([None if one is None else one[1] for one in held])
-    if (len(sides) == 1 and not absent) or any(name in one.tensors for one in saved):
+    held = [file.values.get(name) for file in saved]
+    sides, absent = _sides([None if value is None else value[1] for value in held])
+    if (len(sides) == 1 and not absent) or any(name in file.tensors for file in saved):
         return None
-    kinds: list[Kind] = [one[0] for one in held if one is not None]
+    kinds: list[Kind] = [value[0] for value in held if value is not None]
     seen = tuple(saved[side[0]].values[name][1][:60] for side in sides)
     return Unequal(kind=kinds[0], name=name, sides=sides, seen=seen, absent_in=absent)
 
 
 def _sides(held: Sequence[str | None]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
     """Return groups of files that hold the same, the largest first, and the files that hold nothing."""
-    sides = group_alike({number: one for number, one in enumerate(held) if one is not None})
-    return tuple(files for _, files in sides), tuple(number for number, one in enumerate(held) if one is None)
+    sides = group_alike({number: text for number, text in enumerate(held) if text is not None})
+    return tuple(files for _, files in sides), tuple(number for number, text in enumerate(held) if text is None)
 
 
 def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | None:
@@ -130,7 +129,7 @@ def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | No
             continue
         first = at + int(places[0]) if first < 0 else first
         differing += len(places)
-        a, b = _numbers(left.contiguous()[places]), _numbers(right.contiguous()[places])
+        a, b = _subtractable(left.contiguous()[places]), _subtractable(right.contiguous()[places])
         finite = torch.isfinite(a) & torch.isfinite(b)
         not_finite += int((~finite).sum())
         if not finite.any():
@@ -162,7 +161,7 @@ def _bits(tensor: Any) -> Any:
     return tensor.contiguous().view(torch.uint8).view(tensor.numel(), -1)
 
 
-def _numbers(tensor: Any) -> Any:
+def _subtractable(tensor: Any) -> Any:
     """Return the tensor in a dtype that can be subtracted. Integers beyond 2**53 are rounded."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
@@ -178,8 +177,8 @@ class Saved:
     beside: int = 0  # The number of tensors outside of that key. They are left out.
 
     def below(self, prefix: str) -> Saved:
-        tensors = {name.removeprefix(prefix): one for name, one in self.tensors.items() if name.startswith(prefix)}
-        values = {name.removeprefix(prefix): one for name, one in self.values.items() if name.startswith(prefix)}
+        tensors = {name.removeprefix(prefix): value for name, value in self.tensors.items() if name.startswith(prefix)}
+        values = {name.removeprefix(prefix): value for name, value in self.values.items() if name.startswith(prefix)}
         return Saved(tensors, values, self.stripped, prefix, beside=len(self.tensors) - len(tensors))
 
 
@@ -237,7 +236,7 @@ def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
         found.tensors[name] = (random or (Kind.BUFFER if is_buffer else kind), value)
     elif isinstance(value, dict):
         inner = Kind.STATE if value.keys() >= OPTIMIZER_KEYS else kind
-        for key, child in _items(found, value):
+        for key, child in _child_items(found, value):
             _list(found, child, (*path, key), inner)
     elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
         for number, child in enumerate(value):
@@ -247,11 +246,11 @@ def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
         found.values[name] = (random or (Kind.SETTING if is_setting else Kind.VALUE), repr(value))
 
 
-def _items(found: Saved, value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+def _child_items(found: Saved, value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
     """Yield keys and values, without the prefixes that all tensor keys share."""
     keys, prefix = [key for key, child in value.items() if hasattr(child, "shape")], ""
     while keys and all(isinstance(key, str) for key in keys):
-        more = next((one for one in PREFIXES if all(key.startswith(prefix + one) for key in keys)), "")
+        more = next((more for more in PREFIXES if all(key.startswith(prefix + more) for key in keys)), "")
         if not more:
             break
         prefix += more

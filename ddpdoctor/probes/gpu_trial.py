@@ -35,20 +35,20 @@ PRIME = 1_000_003
 def main(arguments: list[str]) -> None:
     """Count devices (``count``), try one (``work DEVICE``), or every ordered pair (``copies``)."""
     if arguments == ["count"]:
-        _say({"count": torch.cuda.device_count()})
+        _print_result({"count": torch.cuda.device_count()})
     elif arguments[:1] == ["work"] and len(arguments) == 2:
         device = torch.device(arguments[1])
         started = time.monotonic()
         error = try_work(device)
-        _say({"ok": error is None, "error": error, "seconds": time.monotonic() - started})
+        _print_result({"ok": error is None, "error": error, "seconds": time.monotonic() - started})
     elif arguments == ["copies"]:
         for result in try_copies([torch.device("cuda", index) for index in range(torch.cuda.device_count())]):
-            _say(result)
+            _print_result(result)
     else:
         sys.exit("usage: gpu_trial count | work DEVICE | copies")
 
 
-def _say(result: dict[str, Any]) -> None:
+def _print_result(result: dict[str, Any]) -> None:
     print(json.dumps(result), flush=True)  # noqa: T201 - what the parent reads
 
 

@@ -147,12 +147,12 @@ def users_turn(what: str, status: int = ExitStatus.WRONG_USE) -> Iterator[None]:
             lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
             first = next((line for line in lines if line), type(error).__name__)
             said = lines[-1] if isinstance(error, SyntaxError) else first
-        raise UserError(f"{what}: {said}", help=_place(error), status=status) from error
+        raise UserError(f"{what}: {said}", help=_error_place(error), status=status) from error
     finally:
         sys.argv = former
 
 
-def _place(error: BaseException) -> str:
+def _error_place(error: BaseException) -> str:
     """Return the innermost line of the user's code, else the innermost line; "" if our call failed."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}:{error.lineno}"

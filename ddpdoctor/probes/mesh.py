@@ -100,7 +100,7 @@ class _Mesh:
     ) -> None:
         self._conversation, self._publications, self._limits = conversation, publications, limits
         self._count = count = len(publications)
-        self.place = next(place for place, one in enumerate(publications) if one.number == own)
+        self.place = next(place for place, publication in enumerate(publications) if publication.number == own)
         total_s = limits.total_s if limits.total_s is not None else BASE_S + NODE_S * count
         self._deadline = time.monotonic() + total_s
         send_s = min(LONGEST_SEND_S, max(LEAST_SEND_S, ALL_SENDS_S / count))
@@ -119,12 +119,12 @@ class _Mesh:
             pairs = self._visit(block, targets, patience)
             self._conversation.send(f"pairs/{block}/{own.number}", PairResults(pairs=pairs))
             # Listen until each source was served, has posted its results without coming, or is absent
-            waiting = set(sources if posts.published.ports else [])
-            while waiting and time.monotonic() < self._deadline:
-                waiting = {one for one in waiting - posts.served if not self._conversation.has(f"pairs/{block}/{one}")}
+            left = set(sources if posts.published.ports else [])
+            while left and time.monotonic() < self._deadline:
+                left = {peer for peer in left - posts.served if not self._conversation.has(f"pairs/{block}/{peer}")}
                 if time.monotonic() > patience:
-                    waiting = {one for one in waiting if self._conversation.has(f"posts/{block}/{one}")}
-                if waiting:
+                    left = {peer for peer in left if self._conversation.has(f"posts/{block}/{peer}")}
+                if left:
                     time.sleep(LOOK_EVERY_S)
         return pairs
 
@@ -261,7 +261,7 @@ class Posts:
 
     @property
     def published(self) -> PostsOpen:
-        ports = {str(source): int(one.getsockname()[1]) for source, one in self._listeners.items()}
+        ports = {str(source): int(listener.getsockname()[1]) for source, listener in self._listeners.items()}
         return PostsOpen(ports=ports, ticket=self._ticket.hex(), error=self._error)
 
     def __enter__(self) -> Self:

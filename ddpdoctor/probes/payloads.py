@@ -200,7 +200,7 @@ def serve_payloads(connection: socket.socket, pace: PayloadLimits) -> None:
         size_bytes, crc = 0, 0
         while (length := _take_length(connection, first=size_bytes == 0)) and time.monotonic() < ends_at:
             part = memoryview(buffer)[:length]
-            _fill(connection, part)
+            _receive_into(connection, part)
             crc = zlib.crc32(part, crc)
             size_bytes += length
         if length is None:
@@ -214,14 +214,14 @@ def _take_length(connection: socket.socket, *, first: bool) -> int | None:
     taken = connection.recv_into(raw)
     if not taken and first:
         return None
-    _fill(connection, memoryview(raw)[taken:])
+    _receive_into(connection, memoryview(raw)[taken:])
     (length,) = NUMBER.unpack(raw)
     if length > PART_BYTES:
         raise Damaged("a part over the limit")
     return int(length)
 
 
-def _fill(connection: socket.socket, view: memoryview) -> None:
+def _receive_into(connection: socket.socket, view: memoryview) -> None:
     while view:
         taken = connection.recv_into(view)
         if not taken:

@@ -246,7 +246,7 @@ def run_agreed(
     if rank == 0:
         waits_s = min(limit_s, NOTHING_TO_WAIT_FOR_S) if own.problem else limit_s
         heard = {0: own, **conversation.gather(Proposal, "proposal", lambda: range(1, ranks.world_size), waits_s)}
-        verdict = judge([heard[one] for one in sorted(heard)], ranks.world_size, limit_s, check)
+        verdict = judge([heard[rank] for rank in sorted(heard)], ranks.world_size, limit_s, check)
     else:
         conversation.send(f"proposal/{rank}", own)
     # Rank 0 may itself start up to limit_s later than this rank, and then waits limit_s for the slowest.
@@ -337,14 +337,14 @@ def find_differences(proposals: Sequence[Proposal]) -> list[str]:
 def describe_asked(settings: BenchSettings | TrialSettings, member: Member) -> dict[str, str]:
     """Return what must be the same on all ranks: each setting by its option ("64 MiB", "30 s"), and versions."""
     options = {field.name: NAMES.get(field.name, f"--{field.name.replace('_', '-')}") for field in fields(settings)}
-    return {option: _describe(name, getattr(settings, name)) for name, option in options.items()} | {
+    return {option: _describe_setting(name, getattr(settings, name)) for name, option in options.items()} | {
         "the version of ddpdoctor": member.version,
         "the version of torch": member.torch.partition("+")[0],
         "the version of NCCL": ".".join((member.nccl or "none").split(".")[:2]),
     }
 
 
-def _describe(name: str, value: Any) -> str:
+def _describe_setting(name: str, value: Any) -> str:
     if name.endswith("_bytes"):
         return format_size(value)
     if name.endswith("_s"):
@@ -354,7 +354,7 @@ def _describe(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return ",".join(_describe("", one) for one in value)
+        return ",".join(_describe_setting("", part) for part in value)
     return str(value.value if isinstance(value, Enum) else value)
 
 

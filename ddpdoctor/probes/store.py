@@ -84,13 +84,13 @@ class StoreWatch:
                 self.attempts = more_telling(self.attempts, found)
 
 
-def more_telling(one: tuple[Connecting, ...], other: tuple[Connecting, ...]) -> tuple[Connecting, ...]:
+def more_telling(probe: tuple[Connecting, ...], other: tuple[Connecting, ...]) -> tuple[Connecting, ...]:
     """Return the more telling of two probes, of equal ones the later, which is ``other``."""
 
     def order(attempts: tuple[Connecting, ...]) -> int:
         return min((_TELLING.index(attempt.contact) for attempt in attempts), default=len(_TELLING))
 
-    return min((other, one), key=order)
+    return min((other, probe), key=order)
 
 
 def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting, ...]:
@@ -101,7 +101,7 @@ def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting,
     try:
         addresses = look_up(host, port, LOOKUP_LIMIT_S)
     except OSError as error:
-        return (_seen(host, None, port, Contact.UNRESOLVED, describe(error), began),)
+        return (_attempt(host, None, port, Contact.UNRESOLVED, describe(error), began),)
     addresses.sort(key=lambda address: address[0] is not socket.AF_INET6)
     attempts = [_connect(host, family, address) for family, address in addresses]
     for place, attempt in enumerate(attempts):
@@ -114,7 +114,7 @@ def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting,
         except NoTorch:
             continue
         except TorchError as error:
-            attempts[place] = _seen(host, attempt.address, attempt.port, Contact.NO_STORE, str(error), began)
+            attempts[place] = _attempt(host, attempt.address, attempt.port, Contact.NO_STORE, str(error), began)
     return tuple(attempts)
 
 
@@ -127,8 +127,8 @@ def is_own(host: str, port: int) -> bool | None:
     for family, address in addresses:
         if address[0].startswith("127.") or address[0] in {"::1", "0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
             continue
-        with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as one:
-            one.bind((address[0], 0, *address[2:]))
+        with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind((address[0], 0, *address[2:]))
             return True
     return False
 
@@ -140,11 +140,11 @@ def _connect(host: str, family: socket.AddressFamily, address: Any) -> Connectin
             connection.settimeout(CONNECT_LIMIT_S)
             connection.connect(address)
     except OSError as error:
-        return _seen(host, address[0], address[1], contact_of(error), describe(error), began)
-    return _seen(host, address[0], address[1], Contact.CONNECTED, "", began)
+        return _attempt(host, address[0], address[1], contact_of(error), describe(error), began)
+    return _attempt(host, address[0], address[1], Contact.CONNECTED, "", began)
 
 
-def _seen(host: str, address: str | None, port: int, contact: Contact, error: str, began: float) -> Connecting:
+def _attempt(host: str, address: str | None, port: int, contact: Contact, error: str, began: float) -> Connecting:
     took_s = time.monotonic() - began
     return Connecting(host=host, address=address, port=port, contact=contact, error=error, duration_s=took_s)
 
@@ -320,7 +320,7 @@ def _stages(job: dict[str, Any]) -> Iterator[str]:
         sums.append((float(values.min()), float(values.max())))
     yield "result"
     wanted = world_size * (world_size + 1) / 2
-    if any(one != (wanted, wanted) for one in sums):
+    if any(total != (wanted, wanted) for total in sums):
         raise ValueError(f"the sum of 1 to {world_size} was {sums}")
     # Wait for the other ranks. A rank that leaves early breaks the connections of those that are not done.
     joined.add("left", 1)

@@ -23,22 +23,22 @@ def main() -> None:
 
         build = _build(torch)
     except BaseException as error:  # noqa: BLE001 - whatever keeps torch from being imported is the fact
-        last = "".join(f": {line}" for line in _lines(error)[-1:])
-        _say(out, {"import_error": f"{type(error).__name__}{last}", "path": _where_torch_is()})
+        last = "".join(f": {line}" for line in _error_lines(error)[-1:])
+        _write_facts(out, {"import_error": f"{type(error).__name__}{last}", "path": _where_torch_is()})
         os._exit(0)
-    _say(out, build)
-    _say(out, _cuda(torch))
+    _write_facts(out, build)
+    _write_facts(out, _cuda(torch))
     os._exit(0)
 
 
-def _say(out: Any, facts: dict[str, Any]) -> None:
+def _write_facts(out: Any, facts: dict[str, Any]) -> None:
     import json
 
     out.write(f"\n{MARK}{json.dumps(facts)}\n")
     out.flush()
 
 
-def _lines(error: BaseException) -> list[str]:
+def _error_lines(error: BaseException) -> list[str]:
     return [line.strip() for line in str(error).splitlines() if line.strip()]
 
 
@@ -124,7 +124,7 @@ def _cuda(torch: Any) -> dict[str, Any]:
             for source, target in permutations(range(count), 2)
         ]
     except Exception as error:  # noqa: BLE001 - why CUDA cannot be used is the fact
-        found = {"cuda_error": next(iter(_lines(error)), type(error).__name__)}
+        found = {"cuda_error": next(iter(_error_lines(error)), type(error).__name__)}
     else:
         found = {"cuda_available": count > 0, "device_count": count, "devices": devices, "peers": peers}
     return {**found, "cuda_library": next(iter(_mapped("libcuda")), None)}

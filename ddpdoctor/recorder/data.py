@@ -58,7 +58,7 @@ def leaves_of(value: Any) -> List[Leaf]:
         if leaf is not None:
             found.append(leaf)
         elif depth > 0:
-            waiting += [(item, depth - 1) for item in reversed(_items(part)) if item is not None]
+            waiting += [(item, depth - 1) for item in reversed(_first_items(part)) if item is not None]
     return found
 
 
@@ -84,18 +84,18 @@ def shapes_of(value: Any) -> List[Tuple[Tuple[int, ...], int]]:
             if isinstance(item, torch.Tensor):
                 found.append((tuple(item.shape), item.numel()))
             else:
-                waiting.extend(_items(item))
+                waiting.extend(_first_items(item))
     return found
 
 
-def _items(value: Any) -> List[Any]:
+def _first_items(value: Any) -> List[Any]:
     """Return the first items of a container of a type that collating makes; empty for any other type."""
     readers: Any = ((dict, dict.values), (tuple, tuple.__iter__), (list, list.__iter__))
     for kind, items_of in readers:
         if isinstance(value, kind):
             return list(islice(items_of(value), MAX_ITEMS))
     if any(kind.__name__ == "UserDict" for kind in type(value).__mro__):  # transformers.BatchEncoding
-        return _items(attributes(value).get("data"))
+        return _first_items(attributes(value).get("data"))
     return []
 
 
@@ -272,7 +272,7 @@ def describe_loader(loader: Any, number: int) -> Dict[str, Any]:
     if any(what == "dataset" for what, *_ in cuts) and not iterable:
         # The containers that the dataset holds, without its other attributes such as its rank.
         held = attributes(dataset).values()
-        entry["held"] = digest_of_dataset([one for one in held if type(one) in (list, range, dict) or leaf_of(one)])
+        entry["held"] = digest_of_dataset([part for part in held if type(part) in (list, range, dict) or leaf_of(part)])
     return entry
 
 
@@ -373,9 +373,9 @@ def _describe_sampler(loader: Any) -> Optional[Dict[str, Any]]:
     is_standard = is_drawn and own is not None and getattr(type(sharing), "__iter__", None) is own.__iter__
     by_batches = of_loader.get("batch_sampler")
     return {
-        "type": class_name(sharing), "replicas": _number(held, _REPLICAS), "rank": _number(held, _RANK),
-        "seed": _number(held, _SEED), "shuffle": _boolean(held, "shuffle"), "drop_last": _boolean(held, "drop_last"),
-        "planned": _number(held, ("num_samples",)),
+        "type": class_name(sharing), "replicas": _int_in(held, _REPLICAS), "rank": _int_in(held, _RANK),
+        "seed": _int_in(held, _SEED), "shuffle": _boolean(held, "shuffle"), "drop_last": _boolean(held, "drop_last"),
+        "planned": _int_in(held, ("num_samples",)),
         "standard": int(is_standard and (by_batches is None or type(by_batches) is batches)),
     }  # fmt: skip
 
@@ -393,7 +393,7 @@ def epoch_of(loader: Any) -> Optional[int]:
         for number, known in _noted.items() if is_new else ():  # a loader uses it after all
             if known() is sharing and here.ring is not None:
                 here.ring.note({"k": "epoch_call", "n": number, "used": 1})
-    epochs = (_number(attributes(one), ("epoch",)) for one in ([sharing] if sharing is not None else chain))
+    epochs = (_int_in(attributes(link), ("epoch",)) for link in ([sharing] if sharing is not None else chain))
     return next((epoch for epoch in epochs if epoch is not None), None)
 
 
@@ -427,12 +427,12 @@ def _chain(loader: Any) -> Iterator[Any]:
 
 
 def _sharing(chain: Any) -> Any:
-    pairs = ((one, attributes(one)) for one in chain)
-    knows = (o for o, given in pairs if _number(given, _REPLICAS) is not None and _number(given, _RANK) is not None)
+    pairs = ((link, attributes(link)) for link in chain)
+    knows = (o for o, given in pairs if _int_in(given, _REPLICAS) is not None and _int_in(given, _RANK) is not None)
     return next(knows, None)
 
 
-def _number(given: Dict[str, Any], names: Any) -> Optional[int]:
+def _int_in(given: Dict[str, Any], names: Any) -> Optional[int]:
     return next((given[name] for name in names if type(given.get(name)) is int), None)
 
 

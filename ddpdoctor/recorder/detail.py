@@ -159,5 +159,5 @@ def backends_of(c10d: Any, backend: Any, device_id: Any) -> Set[str]:
     name = str(backend or "undefined").lower()
     if name == "undefined":
         chosen = c10d.BackendConfig(c10d.Backend(name)).get_device_backend_map()
-        return {str(one).lower() for one in chosen.values()}
+        return {str(value).lower() for value in chosen.values()}
     return {part.rpartition(":")[2].strip() for part in name.split(",")}

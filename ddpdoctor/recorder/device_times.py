@@ -229,7 +229,7 @@ def gradients_settled(ddp: Any, ready_ns: List[int], reduction: Any, waited_ns: 
     sizes = data.strs_map.get("rebuilt_bucket_sizes") or data.strs_map.get("bucket_sizes", "")
     model.buckets = [int(size) for size in sizes.split(",") if size.strip().isdigit()]
     if model.read == FIRST_GRADIENTS_NOTE or model.read >= 2 * model.noted > 0:
-        _note(model, MAX_GRADIENTS_BYTES - LAST_GRADIENTS_BYTES)
+        _note_model(model, MAX_GRADIENTS_BYTES - LAST_GRADIENTS_BYTES)
 
 
 @guarded("gradient times")
@@ -239,14 +239,14 @@ def settle_gradients(gone: Optional[ModelGradients] = None) -> None:
         if gone is model:
             del _models[key]
         if gone in (None, model):
-            _note(model, MAX_GRADIENTS_BYTES)
+            _note_model(model, MAX_GRADIENTS_BYTES)
 
 
 def _folded(values: List[int], fold: int, into: Any) -> List[int]:
     return values if fold == 1 else [into(values[i : i + fold]) for i in range(0, len(values), fold)]
 
 
-def _note(model: ModelGradients, space: int) -> None:
+def _note_model(model: ModelGradients, space: int) -> None:
     """Write a note if more was read since the last one and space is left. The last note of a model counts."""
     global _bytes
     if model.ring is not here.ring or model.read <= model.noted:

@@ -48,7 +48,7 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     text = text_of(error)
     passed_on = frames_in_text(text)
     raised_at = passed_on or reason.frames
-    key = _key(error, text)
+    key = _key_of(error, text)
     if uncaught:
         call = _noted.get(key)
     elif key in _noted or any(frame["u"] for frame in raised_at):
@@ -75,14 +75,14 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
         ring.note(entry, vital=uncaught)
 
 
-def _key(error: BaseException, text: str) -> Key:
+def _key_of(error: BaseException, text: str) -> Key:
     """Return what identifies an error. Its id alone does not, because the next error may get it."""
     return id(error), type(error), hash(text)
 
 
 def raised_by_call(error: BaseException) -> bool:
     """Return whether a recorded call has raised an error that was written to the journal."""
-    return bool(_noted) and _noted.get(_key(error, text_of(error))) is not None
+    return bool(_noted) and _noted.get(_key_of(error, text_of(error))) is not None
 
 
 def _own_rank() -> int:
@@ -100,7 +100,7 @@ def handled_now() -> Optional[Dict[str, Any]]:
         return None
     reason = reason_of(error, _own_rank(), raised_by_call)
     found = _brief(reason.error)
-    call = _noted.get(_key(reason.error, text_of(reason.error)))
+    call = _noted.get(_key_of(reason.error, text_of(reason.error)))
     return found and dict(found, main=1, call=call, first=_brief(reason.first))
 
 
@@ -110,7 +110,7 @@ def note_handled(error: Optional[BaseException], call_ns: int) -> None:
     ring = here.ring
     if ring is None or error is None:
         return
-    key = _key(error, str(error))  # with its secrets hidden, it would cost 60 us for each call
+    key = _key_of(error, str(error))  # with its secrets hidden, it would cost 60 us for each call
     made = _handled.get(key, 0)
     if made >= MOST_CALLS_OF_HANDLER or (not made and len(_handled) >= MAX_NOTES):
         return
@@ -121,7 +121,7 @@ def note_handled(error: Optional[BaseException], call_ns: int) -> None:
 
 
 def _trains_under(error: Optional[BaseException]) -> bool:
-    return bool(_handled) and error is not None and _handled.get(_key(error, str(error)), 0) >= MOST_CALLS_OF_HANDLER
+    return bool(_handled) and error is not None and _handled.get(_key_of(error, str(error)), 0) >= MOST_CALLS_OF_HANDLER
 
 
 def _brief(error: Optional[BaseException]) -> Optional[Dict[str, Any]]:
@@ -277,7 +277,7 @@ def _main_ended() -> None:
     for action in here.on_end:
         action()
     error = getattr(sys, "last_value", None)
-    if error is not None and not (_noted and _key(error, text_of(error)) in _noted):
+    if error is not None and not (_noted and _key_of(error, text_of(error)) in _noted):
         note_exception(error, uncaught=True)
 
 

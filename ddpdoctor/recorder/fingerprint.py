@@ -100,7 +100,7 @@ class _Together:
             try:
                 sums = torch.tensor((self._sizes, self._sizes), dtype=torch.int64, device="cpu").t() * LENGTH
                 for reader in self._readers.values():
-                    mixed = [one for batch in reader.batches.values() for one in batch.mixed]
+                    mixed = [tensor for batch in reader.batches.values() for tensor in batch.mixed]
                     owners = [owner for batch in reader.batches.values() for owner in batch.owners]
                     if mixed:
                         places = torch.tensor(owners, dtype=torch.int64, device="cpu")

@@ -132,14 +132,14 @@ class StepFingerprints:
         """Write a record. An optimizer gets its number with the first."""
         if self._files is None:
             self.replica.optimizers += 1
-            self._files = FingerprintFiles(_about(self.replica, fingerprint_file.STEP, self.replica.optimizers))
+            self._files = FingerprintFiles(_stream_facts(self.replica, fingerprint_file.STEP, self.replica.optimizers))
         write(self._files, number, values, rows, taken)
 
 
 def _write_model(replica: Replica, clock: str, values: Dict[str, Any], rows: Rows) -> None:
     if clock not in replica.files:
         most = 1 if clock == fingerprint_file.END else fingerprint_file.MAX_SLOTS
-        replica.files[clock] = FingerprintFiles(_about(replica, clock), most)
+        replica.files[clock] = FingerprintFiles(_stream_facts(replica, clock), most)
     write(replica.files[clock], replica.reductions, values, rows)
 
 
@@ -169,7 +169,7 @@ def gpu_is_idle() -> bool:
     return True
 
 
-def _about(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
+def _stream_facts(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
     return {
         "clock": clock, "group": replica.group, "ranks": list(replica.ranks), "model": replica.number,
         "optimizer": optimizer, "rank": replica.rank,
@@ -349,18 +349,18 @@ def optimizer_values(optimizer: Any) -> Values:
 
 
 def _plain_settings(group: Dict[str, Any]) -> Dict[str, str]:
-    texts = {str(key): _text(value) for key, value in group.items() if key not in _NO_SETTINGS}
+    texts = {str(key): _hyperparameter_text(value) for key, value in group.items() if key not in _NO_SETTINGS}
     return {key: text for key, text in texts.items() if text is not None}
 
 
-def _text(value: Any) -> Optional[str]:
+def _hyperparameter_text(value: Any) -> Optional[str]:
     """Return a hyperparameter as text, or None if it is not set, is in GPU memory, or is not a plain value."""
     if isinstance(value, torch.Tensor):
         value = value.item() if value.device.type == "cpu" and value.numel() == 1 else None
     if value is False:
         return None
     if isinstance(value, (tuple, list)):
-        return " ".join(_text(part) or "-" for part in value[:4])[:MAX_VALUE]
+        return " ".join(_hyperparameter_text(part) or "-" for part in value[:4])[:MAX_VALUE]
     if isinstance(value, str):
         return hide_in_text(value[: 4 * MAX_VALUE])[:MAX_VALUE]
     return repr(value)[:MAX_VALUE] if isinstance(value, (int, float)) else None
@@ -431,7 +431,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     is_due, began_s = stepper.begins(), time.perf_counter()
     if is_due or stepper.seen != replicas.version():
         _find_models(stepper, optimizer)
-        stepper.more = stepper.more or [one for one in (of(optimizer) for of in more_of) if one is not None]
+        stepper.more = stepper.more or [inner for inner in (of(optimizer) for of in more_of) if inner is not None]
     for model in stepper.models:
         model.begins()
     # A closure will compute the gradients.

@@ -69,23 +69,23 @@ def describe(file: str, line: int, function: str) -> Dict[str, Any]:
 
 def of_thread(thread: Optional[int]) -> List[Tuple[CodeType, int]]:
     """Return code and line of a thread's frames, innermost first, at most ``MAX_DEPTH``; empty if it has ended."""
-    return [(code, line or 0) for code, line in _read(thread, "f_code", "f_lineno")]
+    return [(code, line or 0) for code, line in _read_frames(thread, "f_code", "f_lineno")]
 
 
 def locals_of(thread: Optional[int], depth: int, code: CodeType) -> Dict[str, Any]:
     """Return the local variables of one frame of a thread; empty if another function runs there by now."""
-    found = _read(thread, "f_code", "f_locals", depth, depth + 1)
+    found = _read_frames(thread, "f_code", "f_locals", depth, depth + 1)
     return dict(found[0][1]) if found and found[0][0] is code else {}
 
 
 def values_of(thread: Optional[int], code: CodeType) -> List[Any]:
     """Return the values that the innermost frame of a thread uses by name: its variables and its module's globals."""
-    found = _read(thread, "f_code", "f_globals", 0, 1)
+    found = _read_frames(thread, "f_code", "f_globals", 0, 1)
     known = found[0][1] if found and found[0][0] is code else {}
     return [*locals_of(thread, 0, code).values(), *(known[name] for name in code.co_names if name in known)]
 
 
-def _read(thread: Optional[int], first: str, second: str, start: int = 0, stop: int = MAX_DEPTH) -> List[Any]:
+def _read_frames(thread: Optional[int], first: str, second: str, start: int = 0, stop: int = MAX_DEPTH) -> List[Any]:
     """Return two attributes of each frame of a thread in one step of the interpreter, using only C functions."""
     # Between two steps that thread may get the GIL. If it then leaves a frame whose object we hold, that object can
     # point to memory that has been reused (CPython 3.11: SIGSEGV, or an int in place of a frame).

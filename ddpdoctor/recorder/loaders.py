@@ -119,7 +119,7 @@ def _begin(loader: Any) -> Any:
         book.reported = reported
         entry = data.describe_loader(loader, known.number)
         known.samples = entry["N"]
-        known.is_noted = _note(entry, MAX_BYTES - LAST_BYTES)
+        known.is_noted = _write_entry(entry, MAX_BYTES - LAST_BYTES)
     if known.last is not None:
         _end(known, known.last)
         known.trained += known.last.backwards
@@ -149,14 +149,14 @@ def delivered(iterator: Any, batch: Any) -> None:
     found = book.under_way.get(id(iterator))
     if found is None:
         return
-    _, known, one = found
-    one.delivered(batch)
+    _, known, epoch = found
+    epoch.delivered(batch)
     if sys.modules["torch"].is_grad_enabled():
-        one.pending += 1
-        if one not in book.fresh:
-            book.fresh.append(one)
-    if one.batches == 1 and one.number <= EARLY_PASSES:
-        _note_pass(known, one)
+        epoch.pending += 1
+        if epoch not in book.fresh:
+            book.fresh.append(epoch)
+    if epoch.batches == 1 and epoch.number <= EARLY_PASSES:
+        _note_pass(known, epoch)
 
 
 @guarded("loaders")
@@ -164,19 +164,19 @@ def exhausted(iterator: Any) -> None:
     found = book.under_way.get(id(iterator))
     if found is None or found[-1].complete:
         return
-    _, known, one = found
-    one.complete = True
-    if one in book.fresh and not one.backwards:  # an evaluation: the next backward does not belong to it
-        book.fresh.remove(one)
-    _end(known, one)
+    _, known, epoch = found
+    epoch.complete = True
+    if epoch in book.fresh and not epoch.backwards:  # an evaluation: the next backward does not belong to it
+        book.fresh.remove(epoch)
+    _end(known, epoch)
 
 
-def _end(known: Loader, one: LoaderPass) -> None:
-    if one.ended_ns is not None:
+def _end(known: Loader, epoch: LoaderPass) -> None:
+    if epoch.ended_ns is not None:
         return
-    one.ended_ns = time.monotonic_ns()
-    if one.number <= MAX_PASSES:
-        _note_pass(known, one)
+    epoch.ended_ns = time.monotonic_ns()
+    if epoch.number <= MAX_PASSES:
+        _note_pass(known, epoch)
 
 
 def backward_begins() -> None:
@@ -200,17 +200,17 @@ def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:
             loader_pass.taken += max([count for _, count in leaves], default=0)
 
 
-def _note_pass(known: Loader, one: LoaderPass, space: int = MAX_BYTES - LAST_BYTES) -> None:
-    if known.is_noted and one.noted != (one.batches, one.ended_ns):
-        one.noted = (one.batches, one.ended_ns)
-        _note(_entry(known, one), space)
+def _note_pass(known: Loader, epoch: LoaderPass, space: int = MAX_BYTES - LAST_BYTES) -> None:
+    if known.is_noted and epoch.noted != (epoch.batches, epoch.ended_ns):
+        epoch.noted = (epoch.batches, epoch.ended_ns)
+        _write_entry(_entry(known, epoch), space)
 
 
-def _entry(known: Loader, one: LoaderPass) -> Dict[str, Any]:
-    return dict(one.entry(), l=known.number, tb=known.trained + one.backwards)
+def _entry(known: Loader, epoch: LoaderPass) -> Dict[str, Any]:
+    return dict(epoch.entry(), l=known.number, tb=known.trained + epoch.backwards)
 
 
-def _note(entry: Dict[str, Any], space: int) -> bool:
+def _write_entry(entry: Dict[str, Any], space: int) -> bool:
     size = len(str(entry))
     if here.ring is None or book.bytes + size > space or not here.ring.note(entry):
         return False

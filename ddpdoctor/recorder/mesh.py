@@ -255,7 +255,7 @@ def sharing_of(tensor: Any) -> Optional[Sharing]:
     placements = tensor.placements
     if any(placement.is_partial() for placement in placements):
         return None
-    return sharing_in(tensor.device_mesh, [d for d, one in enumerate(placements) if one.is_replicate()])
+    return sharing_in(tensor.device_mesh, [d for d, placement in enumerate(placements) if placement.is_replicate()])
 
 
 def sharing_in(mesh: Any, dimensions: Optional[List[int]] = None) -> Optional[Sharing]:

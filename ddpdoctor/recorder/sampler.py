@@ -64,7 +64,7 @@ class LineTable:
             if entry is None:
                 entry = [len(self.entries), 0]
                 if len(self.entries) >= ring.line_capacity:
-                    rarest = min(self.entries, key=lambda one: self.entries[one][1])
+                    rarest = min(self.entries, key=lambda place: self.entries[place][1])
                     entry = [self.entries.pop(rarest)[0], 0]
                 self.entries[key] = entry
             site = ring.known_site(key[0])
@@ -85,7 +85,7 @@ def _caller_of_module(stack: List[Tuple[Any, int]]) -> Optional[Line]:
             break
         own = own or is_user
     start = outer[-1] if outer else start
-    above = (one for one in stack[start:] if frames.is_user_file(one[0].co_filename))
+    above = (frame for frame in stack[start:] if frames.is_user_file(frame[0].co_filename))
     code, line = next(above, (None, 0))
     return None if code is None else (code.co_filename, line, code.co_name)
 
@@ -165,7 +165,7 @@ class Sampler:
 
     def sample_main(self, ring: Any) -> None:
         stack = frames.of_thread(here.main_thread)
-        code, line = next((one for one in stack if frames.is_user_file(one[0].co_filename)), (None, 0))
+        code, line = next((frame for frame in stack if frames.is_user_file(frame[0].co_filename)), (None, 0))
         if code is None:
             return
         ring.place(code.co_filename, line, code.co_name)
@@ -208,7 +208,7 @@ class Sampler:
         own = str(os.getpid())
         others = [thread for thread in os.listdir("/proc/self/task") if thread != own]
         times = [_core_time("/proc/self/task/%s/schedstat" % thread) for thread in others[:MAX_THREADS]]
-        values = (now, *counted, sum(one[1] for one in times if one is not None))
+        values = (now, *counted, sum(core[1] for core in times if core is not None))
         first = self.first_core_times = self.first_core_times or values
         for cell, value, start in zip(("trained_ns", "main_cpu_ns", "run_delay_ns", "others_delay_ns"), values, first):
             ring.set(cell, max(0, value - start))  # threads may have ended

@@ -261,4 +261,4 @@ def _replace_copies() -> None:
     functional = sys.modules.get("torch.distributed._functional_collectives")
     # torch.compile knows the functions that it can trace by this table.
     traced = getattr(functional, "traceable_collective_remaps", {})
-    traced.update({outermost(one): traced[one] for one in list(traced) if id(one) in wrapper_of})
+    traced.update({outermost(module): traced[module] for module in list(traced) if id(module) in wrapper_of})

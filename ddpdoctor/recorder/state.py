@@ -217,7 +217,7 @@ def came_from_outside(error: BaseException) -> bool:
             foreign.append(frame.f_code)
             values = list(frame.f_locals.values())
             given = [*values, *chain.from_iterable(value for value in values if type(value) is tuple)]
-            if any(type(one) is type(frame) and one in interrupted for one in given):
+            if any(type(value) is type(frame) and value in interrupted for value in given):
                 return True
         interrupted.append(frame)
     if last is None:

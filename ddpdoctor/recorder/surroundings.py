@@ -186,10 +186,10 @@ _LOGGERS = {
 def patch_logger(module: Any) -> None:
     logger, name, function = _LOGGERS[module.__name__]
     owner = getattr(module, name, None) if name else module
-    hooks.put(owner, function, around(then=guarded(logger)(partial(_note, logger))), is_api=True)
+    hooks.put(owner, function, around(then=guarded(logger)(partial(_note_logger, logger))), is_api=True)
 
 
-def _note(logger: str, run: Any, *args: Any, **kwargs: Any) -> None:
+def _note_logger(logger: str, run: Any, *args: Any, **kwargs: Any) -> None:
     """Note a run. The first argument is the writer of TensorBoard, or the client of MLflow, if there is one."""
     if logger == "tensorboard":
         place = {"folder": os.path.abspath(os.fspath(args[0].log_dir))}

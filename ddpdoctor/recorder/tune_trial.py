@@ -562,7 +562,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
             trial.refuse(error)
             return original(self, *args, **kwargs)
         # As those of a forward without it.
-        return tree_map(lambda one: one.float() if getattr(one, "dtype", None) is torch.bfloat16 else one, outputs)
+        return tree_map(lambda leaf: leaf.float() if getattr(leaf, "dtype", None) is torch.bfloat16 else leaf, outputs)
 
     return forward
 

@@ -168,7 +168,7 @@ def awaited(thread: int) -> Frames:
                 return _frames_of_task(task)
             loop = given.get("self") if code.co_name == "run_forever" else loop
     tasks = [t for t in _all_tasks(sys.modules["asyncio.tasks"]) if not t.done() and t.get_loop() is loop]
-    inner = [id(one) for task in tasks for one in _awaited_by(task, None)]
+    inner = [id(future) for task in tasks for future in _awaited_by(task, None)]
     tasks.sort(key=lambda task: (len(task.get_name()), task.get_name()))  # Task-9 before Task-10
     return next((_frames_of_task(task) for task in tasks if id(task) not in inner), [])
 
@@ -224,7 +224,7 @@ def _all_tasks(module: Any) -> List[Any]:
             if sys.version_info >= (3, 14):  # tasks that are done are in no list
                 import gc
 
-                return [one for one in gc.get_objects() if type(one) is module.Task]
+                return [task for task in gc.get_objects() if type(task) is module.Task]
             known: Any = getattr(module, "_scheduled_tasks", None) or getattr(module, "_all_tasks", ())
             return list(known)
         except RuntimeError:  # a task was made meanwhile

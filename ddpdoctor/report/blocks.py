@@ -84,6 +84,7 @@ class FactEntry:
     texts: tuple[str, ...]
     tone: Tone = Tone.STRONG  # the tone of the label
     whole: bool = False  # never wrap the text, because it is a command
+    code: tuple[str, ...] = ()  # in formats of plain text, the source lines below the first text
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ class GridCell:
     level: float | None = None  # from 0 (low) to 1 (high), for cells that are drawn as a heat map
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Grid:
     """A matrix, such as ranks by tensors or checks by hosts."""
 
@@ -197,8 +198,19 @@ class Grid:
     legend: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Stacked bars with one scale: what a step of each rank consists of. Documents draw them; text has a table."""
+
+    title: str
+    parts: tuple[str, ...]
+    rows: tuple[tuple[str, bool, tuple[float, ...]], ...]  # name, whether a finding names it, and a value for each part
+    unit: str
+    legend: tuple[str, ...] = ()
+
+
 # Blocks that formats of plain text draw in little, or leave out. The first three are what a report holds of them.
-Picture = Timeline | RankWaits | SourceExcerpt | Tree | Grid
+Picture = Timeline | RankWaits | SourceExcerpt | Tree | Grid | Bars
 Block = Heading | Text | Items | FactList | Table | Series | Places | Picture
 Section = tuple[Block, ...]  # Blocks that belong together. Formats separate sections.
 
@@ -217,6 +229,7 @@ class Content:
 
     # The verdict in one sentence, or that no problem was found. It is the first line, and the title of a document.
     headline: str
+    tone: Tone = Tone.PLAIN  # of the headline without a verdict
     status: str = ""  # how it ended and how much was found, in one line below the headline
     verb: str = ""  # the command named in the title of a document
     about: tuple[Section, ...] = ()  # What was checked. It comes before everything else.
@@ -284,15 +297,9 @@ def grid_by_member(
     folded = list(grouped(columns).items())
     shown = folded[:MAX_COLUMNS]
     more = sum(len(those) for _, those in folded[MAX_COLUMNS:])
-    return Grid(
-        title=title,
-        rows=tuple(label for label, _ in rows),
-        columns=tuple(name(those) for _, those in shown),
-        cells=tuple(tuple(cells[at] for cells, _ in shown) for at in range(len(rows))),
-        row_name=axes[0],
-        column_name=axes[1],
-        legend=(*legend, *not_shown(more, axes[1])),
-    )
+    labels, names = tuple(label for label, _ in rows), tuple(name(those) for _, those in shown)
+    body = tuple(tuple(cells[at] for cells, _ in shown) for at in range(len(rows)))
+    return Grid(title, labels, names, body, *axes, (*legend, *not_shown(more, axes[1])))
 
 
 def not_shown(count: int, noun: str) -> tuple[str, ...]:

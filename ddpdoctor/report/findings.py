@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from dataclasses import replace
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, TypeVar
+from unicodedata import east_asian_width
 
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Outcome, Severity
+from ddpdoctor.model.pictures import SourceExcerpt
 from ddpdoctor.model.words import count_of, format_numbers, grouped
 from ddpdoctor.report.blocks import FactEntry, FactList, Heading, Places, RankClass, Tone
 from ddpdoctor.report.lines import format_hosts, format_place, merge_places, sureness_of, title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from ddpdoctor.model.findings import Check, Finding, RankRow, Report
     from ddpdoctor.report.blocks import Section
@@ -43,6 +47,9 @@ OUTCOME_TONES = {
 # Outcomes of checks without an answer. They must not read like "passed".
 UNKNOWN = frozenset({Outcome.INCONCLUSIVE, Outcome.CRASHED})
 LABEL_WIDTH = 8
+# Names in a verdict that may be those of calls on its line. Other names are words too: in "step 11", step is no call.
+_CALLED = re.compile(r"\b(?:\w+_\w+|backward|barrier|broadcast|reduce|gather|scatter|send|recv|item)\b")
+_CALL = re.compile(r"\b[\w.]*\w(?=\s*\()")
 
 
 Kind = TypeVar("Kind")
@@ -68,14 +75,37 @@ def severity_word(severity: Severity) -> str:
     return "note" if severity is Severity.INFO else severity.value
 
 
-def verdict_section(verdict: Finding) -> Section:
+def verdict_section(report: Report, verdict: Finding) -> Section:
     """Return what backs the verdict of a job. The problem itself is the headline of the report."""
     title = f"{title_of(verdict)} ({sureness_of(verdict)})"
-    step = [] if verdict.step is None else [f"step {verdict.step}"]
-    tensor = [] if verdict.tensor is None else [f"tensor {verdict.tensor}"]
-    more = (", ".join(step + tensor),) if step or tensor else ()
-    facts = finding_facts(verdict, more, explain=True)
-    return (Heading(title, tone=TONES[verdict.severity]), FactList(facts, width=LABEL_WIDTH))
+    known = {"step": verdict.step, "tensor": verdict.tensor}
+    inside = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
+    where, *facts = finding_facts(verdict, (inside,) if inside else (), explain=True)
+    source = read_picture(SourceExcerpt, report.data.get("source"))
+    if source is not None and (source.file, source.blamed) in [(place.file, place.line) for place in verdict.where[:1]]:
+        where = replace(where, code=draw_source(source, 1, _CALLED.findall(verdict.summary)))
+    return (Heading(title, tone=TONES[verdict.severity]), FactList((where, *facts), width=LABEL_WIDTH))
+
+
+def draw_source(source: SourceExcerpt, around: int, calls: Collection[str] = ()) -> tuple[str, ...]:
+    """Draw the blamed line and ``around`` lines on each side, numbered, with a mark below what the blamed line calls.
+
+    That is the first call whose name is in ``calls``, or the only one; else its first character is marked.
+    """
+    digits, drawn = len(str(source.first + len(source.lines))), []
+    lines = textwrap.dedent("\n".join(source.lines)).split("\n")
+    for number, line in enumerate(lines, start=source.first):
+        if abs(number - source.blamed) <= around:
+            drawn.append(f"{number:{digits}} | {line}".rstrip())
+        if number == source.blamed:
+            found = [call for call in _CALL.finditer(line) if not iskeyword(call[0])]
+            named = [call for call in found if call[0].rpartition(".")[2] in calls]
+            blank = len(line) - len(line.lstrip())
+            likely = named or (found if len(found) == 1 else [])
+            start, end = likely[0].span() if likely else (blank, blank + 1)
+            before = "".join("  " if east_asian_width(char) in "WF" else " " for char in line[:start])
+            drawn.append(f"{' ' * digits} | {before}{'^' * (end - start)}")
+    return tuple(drawn)
 
 
 def finding_facts(finding: Finding, more_places: tuple[str, ...] = (), *, explain: bool) -> tuple[FactEntry, ...]:
@@ -110,11 +140,8 @@ def count_findings(findings: Iterable[Finding]) -> str:
 def count_checks(report: Report) -> str:
     """Count checks by outcome: "20 passed, 9 skipped"."""
     counts = Counter(check.outcome for check in report.checks)
-    shown = (
-        Outcome.PASSED,
-        Outcome.SKIPPED,
-        *(outcome for outcome in (Outcome.INCONCLUSIVE, Outcome.CRASHED) if counts[outcome]),
-    )
+    always = (Outcome.PASSED, Outcome.SKIPPED)
+    shown = [each for each in OUTCOME_WORDS if each in always or (each in UNKNOWN and counts[each])]
     return ", ".join(f"{counts[outcome]} {OUTCOME_WORDS[outcome]}" for outcome in shown)
 
 

@@ -20,7 +20,7 @@ from ddpdoctor.model.findings import SCHEMA_VERSION, Outcome, Report, Severity
 from ddpdoctor.model.pictures import SourceExcerpt
 from ddpdoctor.model.words import grouped
 from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Table, Text, Tree, read_content
-from ddpdoctor.report.findings import OUTCOME_WORDS, UNKNOWN, check_words, name_check
+from ddpdoctor.report.findings import OUTCOME_WORDS, UNKNOWN, check_words, draw_source, name_check
 from ddpdoctor.report.lines import (
     blamed_by,
     clean,
@@ -374,12 +374,7 @@ def _write_block(block: Block) -> str:
             ranks = [(format_ranks(one.ranks), one.host, one.state, one.place) for one in block.classes]
             return _write_rows(("ranks", "host", "state", "where"), ranks)
         case SourceExcerpt():
-            width = len(str(block.first + len(block.lines) - 1))
-            numbered = [
-                f"{'>' if number == block.blamed else ' '} {number:{width}} | {line}"
-                for number, line in enumerate(block.lines, start=block.first)
-            ]
-            return f"{_inline(block.file)}:\n\n{_indent(numbered)}"
+            return f"{_inline(block.file)}:\n\n{_indent(draw_source(block, len(block.lines)))}"
         case Tree():
             return f"{_inline(block.title)}:\n\n{_indent(draw_tree(block))}"
         case _:

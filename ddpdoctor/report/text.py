@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
@@ -366,12 +368,7 @@ def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:
                     if item.fix:
                         page.add(item.fix, first=f"{' ' * len(block.mark)}to do: ", whole=True)
             case FactList():
-                width = block.width or max((cell_len(fact.label) for fact in block.facts), default=0) + 2
-                for fact in block.facts:
-                    head = f"  {fact.label.ljust(width)}"
-                    for number, text in enumerate(fact.texts):
-                        first, tone = (" " * len(head), Tone.PLAIN) if number else (head, fact.tone)
-                        page.add(text, first=first, tone=tone, styled=len(head), whole=fact.whole)
+                _add_facts(page, block)
             case Table():
                 _add_table(page, block)
             case Series():  # a chart on a terminal with room for it, else a line for each curve
@@ -385,6 +382,20 @@ def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:
                 drawn = [*rows, *(wrap(legend, width, first="  ") if legend else [])]
         for line in drawn:
             page.add(line, whole=True)
+
+
+def _add_facts(page: TextPage, block: FactList) -> None:
+    width = block.width or max((cell_len(fact.label) for fact in block.facts), default=0) + 2
+    for fact in block.facts:
+        head = f"  {fact.label.ljust(width)}"
+        for number, text in enumerate(fact.texts):
+            first, tone = (" " * len(head), Tone.PLAIN) if number else (head, fact.tone)
+            page.add(text, first=first, tone=tone, styled=len(head), whole=fact.whole)
+            for line in () if number else fact.code:
+                shown = " " * len(head) + page.clean(line)
+                if page.width is not None and cell_len(shown) > page.width:
+                    shown = set_cell_size(shown, page.width - 3) + "..."
+                page.add(shown, tone=Tone.STRONG if line.endswith("^") else Tone.PLAIN, whole=True)
 
 
 def _add_places(page: TextPage, block: Places) -> None:
@@ -440,9 +451,16 @@ def render_text(
             facts.append(FactEntry(finding.severity.value, texts, tone=TONES[finding.severity]))
         add_sections(page, [(FactList(tuple(facts), width=FACT_WIDTH),)])
         if report.verdict is not None:
-            add_sections(page, [verdict_section(report.verdict)])
+            add_sections(page, [verdict_section(report, report.verdict)])
     else:
         _add_checks(page, report, content, verbose=verbose)
+    # A terminal opens the files of a job's own lines. Paths in logs may be of any machine.
+    lines = [*(row.where for row in report.ranks), *(report.verdict.where if report.verdict is not None else ())]
+    named = {(at.file, at.line) for at in lines if at is not None and at.file.startswith("/")}
+    for file, number in named if color and report.job is not None else ():
+        shown = re.compile(rf"(?<![\w./-]){re.escape(page.clean(f'{file}:{number}'))}(?!\d)")
+        for line in page.lines:
+            line.highlight_regex(shown, f"link file://{quote(file, errors='replace')}")
     return draw(page, color=color)
 
 
@@ -452,13 +470,13 @@ def render_verdict(report: Report) -> str:
     page = TextPage(width=None, cwd=None)
     _add_head(page, report, content, None, verbose=True)
     if report.verdict is not None:
-        add_sections(page, [verdict_section(report.verdict)])
+        add_sections(page, [verdict_section(report, report.verdict)])
     return draw(page, color=False)
 
 
 def _add_head(page: TextPage, report: Report, content: Content, run_dir: Path | None, *, verbose: bool) -> None:
     """Add the answer as the first line, then how it ended, the number of checks, the run folder, and remarks."""
-    tone = Tone.PLAIN if report.verdict is None else TONES[report.verdict.severity]
+    tone = content.tone if report.verdict is None else TONES[report.verdict.severity]
     page.add(content.headline, first="ddpdoctor: ", tone=tone)
     details = "" if verbose else " (-v shows each)"
     checks = f"checks: {count_checks(report)}{details}" if content.is_checklist else ""

@@ -35,11 +35,6 @@ ORIGINS = {
 }  # fmt: skip
 
 
-def origin_of(code: str) -> FaultOrigin | None:
-    """Return where the faults of a rule lie, or None if its code does not determine it."""
-    return next((ORIGINS[code[:length]] for length in (5, 4, 3) if code[:length] in ORIGINS), None)
-
-
 _LAST = 1 << 62
 # Findings that are not about speed come after those that are, which the user has asked for. Errors come first anyway.
 _NO_SHARE = 1.0
@@ -117,12 +112,12 @@ def judge(rules: Iterable[Rule], facts: Facts) -> Judgment:
         about = next((name for name in given if name in rule.checks), None)
         if about is None:
             continue
-        heard = _ask(rule.checks[about], given[about])
+        heard = _answers(rule.checks[about], given[about])
         answers += [answer for _, answer in heard]
         findings += _draw_findings(rule, heard)
         came_out = [_outcome(rule, answer) for _, answer in heard]
         worst = min(came_out, key=WORST_FIRST.index, default=Outcome.SKIPPED)
-        those = [one for one, outcome in zip(heard, came_out, strict=True) if outcome is worst]
+        those = [pair for pair, outcome in zip(heard, came_out, strict=True) if outcome is worst]
         hosts = tuple(about.host for about, _ in those if isinstance(about, Node))
         seen = "; ".join(dict.fromkeys(answer.seen for _, answer in those if answer.seen))
         seen = seen if heard else "no node was seen"
@@ -157,7 +152,7 @@ def crashed(error: Exception) -> Answer:
     return Answer(outcome=Outcome.CRASHED, seen=f"{type(error).__name__}: {error}")
 
 
-def _ask(check: Callable[..., Answer], facts: Sequence[object] | Unread | Exception) -> list[tuple[object, Answer]]:
+def _answers(check: Callable[..., Answer], facts: Sequence[object] | Unread | Exception) -> list[tuple[object, Answer]]:
     if isinstance(facts, Unread):
         return [(None, _missing(facts))]
     if isinstance(facts, Exception):
@@ -190,8 +185,11 @@ def _draw_findings(rule: Rule, heard: list[tuple[object, Answer]]) -> list[Findi
     for about, answer in heard:
         for problem in answer.problems:
             named = (find_rule(problem.kind) if problem.kind is not None else None) or rule
+            code = named.code
+            # Where the faults of the rule lie, or None if its code does not determine it
+            origin = next((ORIGINS[code[:length]] for length in (5, 4, 3) if code[:length] in ORIGINS), None)
             finding = Finding(
-                code=named.code,
+                code=code,
                 kind=named.kind,
                 severity=problem.severity or named.severity,
                 confidence=problem.confidence,
@@ -204,7 +202,7 @@ def _draw_findings(rule: Rule, heard: list[tuple[object, Answer]]) -> list[Findi
                 evidence=tuple(dict.fromkeys(problem.evidence)),
                 fix=problem.fix,
                 share=problem.share,
-                origin=problem.origin or origin_of(named.code),
+                origin=problem.origin or origin,
             )
             same = (finding.summary, finding.fix, finding.severity)
             key = same if isinstance(about, Node | Fleet) else len(drawn)

@@ -159,15 +159,12 @@ class Choice:
     gloo: tuple[Pick, ...] | None  # None if it cannot be known
 
     def __str__(self) -> str:
-        gloo = (
-            "it is unknown which interface Gloo would use"
-            if self.gloo is None
-            else f"Gloo would use {_words(self.gloo)}"
-        )
-        return f"{gloo}, NCCL {_words(self.nccl[:1])}"
+        unknown = "it is unknown which interface Gloo would use"
+        gloo = unknown if self.gloo is None else f"Gloo would use {_pick_words(self.gloo)}"
+        return f"{gloo}, NCCL {_pick_words(self.nccl[:1])}"
 
 
-def _words(picks: Sequence[Pick]) -> str:
+def _pick_words(picks: Sequence[Pick]) -> str:
     return " and ".join(map(str, picks)) or "no interface"
 
 
@@ -270,12 +267,8 @@ def best_interface(network: nodes.Network) -> str | None:
 
     It is the one of the default route, else a real card, else the first that is neither loopback nor a bridge.
     """
-    usable = [
-        interface
-        for interface in network.interfaces
-        if interface.running and interface.addresses and not interface.loopback
-    ]
-    usable = [interface for interface in usable if not is_bridge(interface.name)]
+    running = (interface for interface in network.interfaces if interface.running and interface.addresses)
+    usable = [interface for interface in running if not (interface.loopback or is_bridge(interface.name))]
     by_default = [interface.name for interface in usable if interface.name == network.default_interface]
     real = [interface.name for interface in usable if not interface.virtual and not is_tunnel(interface.name)]
     return next(iter([*by_default, *real, *(interface.name for interface in usable)]), None)
@@ -425,7 +418,7 @@ def network_of(machine: nodes.Network | None, sources: tuple[str, ...]) -> str:
     for interface in machine.interfaces if machine is not None else ():
         for address in interface.addresses:
             network = ipaddress.ip_interface(address).network
-            if wanted and all(one in network for one in wanted):
+            if wanted and all(source in network for source in wanted):
                 return str(network)
     few = wanted and len(wanted) <= NAMED_SOURCES
     return ",".join(dict.fromkeys(map(str, wanted))) if few else UNKNOWN_NETWORK

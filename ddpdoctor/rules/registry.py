@@ -97,7 +97,7 @@ def rule(  # noqa: PLR0913 - all properties of a rule, each under its name
         for known in _rules.values():
             if known.kind == kind:
                 raise ValueError(f"kind {kind} is taken by the rule {known.code}")
-        about = _about(check)
+        about = _subject_of(check)
         begins = inspect.cleandoc(check.__doc__ or "")
         if not begins:
             raise ValueError(f"rule {code} has no docstring, which begins its page")
@@ -120,13 +120,13 @@ def also(code: str) -> Callable[[Check], Check]:
     """Register the decorated function as another check for the problem of the rule ``code``, on other facts."""
 
     def register(check: Check) -> Check:
-        _checks.setdefault(code, {})[_about(check)] = check
+        _checks.setdefault(code, {})[_subject_of(check)] = check
         return check
 
     return register
 
 
-def _about(check: Check) -> str:
+def _subject_of(check: Check) -> str:
     annotation = next(iter(check.__annotations__.values()), "")
     name = annotation if isinstance(annotation, str) else annotation.__name__
     if name not in SUBJECTS:

@@ -67,12 +67,12 @@ def find_meant(name: str, known: Iterable[str]) -> str | None:
     return max(shorter, key=len) if shorter else min(longer, key=len, default=None)
 
 
-def _distance(one: str, other: str) -> int:
+def _distance(name: str, other: str) -> int:
     """Return the edit distance (Levenshtein); if it is above the limit, return any number above the limit."""
-    if abs(len(one) - len(other)) > MOST_EDITS:
+    if abs(len(name) - len(other)) > MOST_EDITS:
         return MOST_EDITS + 1
     row = list(range(len(other) + 1))
-    for i, left in enumerate(one, 1):
+    for i, left in enumerate(name, 1):
         diagonal, row[0] = row[0], i
         for j, right in enumerate(other, 1):
             diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (left != right))
@@ -275,18 +275,18 @@ def _check_number(variable: Variable, reader: str, value: str) -> ValueFlaw | No
 
 
 def _check_list(reader: str, value: str, known: list[str], *, by_collective: bool) -> ValueFlaw | None:
-    plain = {_plain(word) for word in known}
+    plain = {_folded(word) for word in known}
     for part in value.strip().split(";") if by_collective else [value]:
         collective, colon, elements = part.rpartition(":") if by_collective else ("", "", part)
-        if colon and _plain(collective) not in {_plain(name) for name in COLLECTIVES}:
+        if colon and _folded(collective) not in {_folded(name) for name in COLLECTIVES}:
             return ValueFlaw(what=f"NCCL has no collective {collective.strip()}", sure=False)
-        wrong = [word for word in elements.strip().removeprefix("^").split(",") if word and _plain(word) not in plain]
+        wrong = [word for word in elements.strip().removeprefix("^").split(",") if word and _folded(word) not in plain]
         if wrong:
             return ValueFlaw(what=f"{reader} does not know {wrong[0]}: it takes {', '.join(known)}", sure=False)
     return None
 
 
-def _plain(word: str) -> str:
+def _folded(word: str) -> str:
     """Return a word in one spelling: NCCL has written both NVLSTree and NVLS_TREE."""
     return word.strip().upper().replace("_", "")
 
@@ -401,7 +401,7 @@ def find_unknown(name: str, context: VariableContext) -> Flaw | None:
     newest, installed = release(NEWEST[owner]), context.versions.get(owner, ())
     newer: tuple[str, ...] = ()
     if installed[: len(newest)] > newest:
-        newer = (f"{OWNERS[owner]} {_text(installed)} is installed; variables are known up to {NEWEST[owner]}",)
+        newer = (f"{OWNERS[owner]} {_version_text(installed)} is installed; variables are known up to {NEWEST[owner]}",)
     if meant is None:
         known = f"known variables: NCCL up to {NEWEST['nccl']}, torch up to {NEWEST['torch']}; a plugin may read others"
         summary = f"{name} is not a known variable, and no known name is similar"
@@ -418,7 +418,7 @@ def find_unknown(name: str, context: VariableContext) -> Flaw | None:
     )
 
 
-def _text(version: Version) -> str:
+def _version_text(version: Version) -> str:
     return ".".join(map(str, version))
 
 
@@ -430,7 +430,7 @@ def find_too_new(variable: Variable, value: str, context: VariableContext) -> Fl
     if installed >= release(variable.since):
         return None
     summary = f"{variable.name}={show(value)} has no effect: it needs NCCL {variable.since}"
-    evidence = (f"NCCL {_text(installed)} is installed",)
+    evidence = (f"NCCL {_version_text(installed)} is installed",)
     return Flaw(name=variable.name, summary=summary, severity=Severity.INFO, evidence=evidence)
 
 
@@ -458,7 +458,7 @@ def find_deprecated(variable: Variable, value: str, context: VariableContext) ->
     if installed and until and installed[: len(until)] <= until:  # the last version that used it, or an earlier one
         return None
     owner = OWNERS.get(variable.component, "")
-    having = (f"{owner} {_text(installed)} is installed",) if installed else ()
+    having = (f"{owner} {_version_text(installed)} is installed",) if installed else ()
     if variable.kind == "deprecated":
         successor = find_variable(variable.replaced_by)
         first = release(successor.since) if successor else ()

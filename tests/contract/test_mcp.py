@@ -108,11 +108,11 @@ test_words = words(__name__, refusal=refusal)
 def test_a_call_that_takes_too_long_is_stopped_and_says_what_to_do():
     from mcp.server.mcpserver.exceptions import ToolError
 
-    from ddpdoctor.cli.mcp_server import _ask
+    from ddpdoctor.cli.mcp_server import _run_tool
 
     said = r"explain had no answer within 0.0 s and was stopped\nGive fewer or smaller files"
     with pytest.raises(ToolError, match=said):
-        _ask(0.0, "explain", name="DD601")
+        _run_tool(0.0, "explain", name="DD601")
 
 
 HOLDS_THE_FIRST = """

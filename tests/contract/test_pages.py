@@ -13,6 +13,7 @@ from selenium.webdriver.common.keys import Keys
 from ddpdoctor.cli.output import render
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.cli.verbs import read_command_line
+from ddpdoctor.model.pictures import SpanKind
 from ddpdoctor.report import blocks
 from tests import benches, pages
 from tests.browser import started_browser
@@ -144,6 +145,117 @@ def test_at_first_the_last_steps_before_the_fault_are_in_sight(browser, save):
     assert browser.one(".events .fault").text == "10.80 s: the hang is certain (rank 1)"
 
 
+def finished_timeline():
+    """A timeline of a job that finished: nothing happened, and no span is open."""
+    timeline = pages.timeline()
+    steps = tuple(pages.step_spans(number, 0, detail=True) for number in range(60))
+    long_one = tuple(replace(span, end_ms=span.end_ms + 0.7) for span in steps[50][:1])
+    spans = tuple(span for step in (*steps[48:50], long_one, *steps[51:]) for span in step)
+    lanes = tuple(
+        replace(lane, blamed=False, coarse=tuple(one for one in spans if one.kind is SpanKind.STEP), detail=spans)
+        for lane in timeline.lanes
+    )
+    return replace(timeline, lanes=lanes, events=(), classes=(tuple(range(8)),))
+
+
+def test_of_a_finished_job_a_usual_step_is_in_sight_at_first(browser, save):
+    content = replace(pages.content(), draw_pictures=lambda: (finished_timeline(),))
+    browser.open(save(content))
+    start, end, _ = settled_range(browser)
+    assert (end - start) * 1000 == pytest.approx(2.2 * (pages.STEP_MS - 1), abs=3)
+    assert browser.one(".tools").text.splitlines()[3].startswith("Step ")
+
+
+def test_of_replicas_that_differ_the_step_where_they_began_to_is_in_sight_at_first(browser, save):
+    """Also if an event is marked as the fault: it is the end of the rank. Any other verdict opens at the fault."""
+    fault = replace(pages.timeline().events[0], at_ms=10_800.0, fault=True)
+    content = replace(pages.content(), draw_pictures=lambda: (replace(finished_timeline(), events=(fault,)),))
+    drift = replace(pages.STUCK, code="DD501", kind="param-drift", step=52)
+    browser.open(save(content, replace(pages.report(), verdict=drift, findings=(drift,))))
+    start, end, _ = settled_range(browser)
+    assert start < 52 * pages.STEP_MS / 1000 < 53 * pages.STEP_MS / 1000 - 0.001 < end
+    assert end - start < 3 * pages.STEP_MS / 1000
+    browser.open(save(content, replace(pages.report(), verdict=replace(drift, code="DD601"))))
+    start, end, _ = settled_range(browser)
+    assert start < 10.8 < end
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_legend_of_the_timeline_has_the_colors_that_are_drawn_and_no_other(browser, save, whole):
+    browser.open(save())
+    if whole:
+        browser.one(".plot").send_keys(Keys.HOME)
+    settled_range(browser)
+    kinds = "return [...new Set([...document.querySelectorAll(arguments[0])].map((one) => one.classList[0]))].sort()"
+    drawn = browser.ask(kinds, ".lanes .strip rect[class^=k-], .lanes .bars rect[class^=k-]")
+    assert browser.ask(kinds, ".lanes .legend rect[class^=k-]") == drawn
+    assert ("k-checkpoint" in drawn, "k-point-to-point" in drawn) == (True, False)
+
+
+def test_labels_of_the_timeline_are_not_on_hatching(browser, save):
+    browser.open(save())
+    browser.one(".plot").send_keys("+")
+    settled_range(browser)
+    below = browser.ask(
+        "return [...document.querySelectorAll('.lane text')].filter((one) => one.textContent.startsWith('wait'))"
+        ".map((one) => one.previousElementSibling.getAttribute('class'))"
+    )
+    assert set(below) == {"k-wait"}
+
+
+def test_a_bar_says_its_parts_and_its_numbers_are_in_a_folded_table(browser, save):
+    browser.open(save())
+    bars = browser.one("figure.bars")
+    bars.send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    assert browser.one(".tip-box").text == "rank 1: forward 60 ms, 53.3% of its step"
+    parts = "return [...document.querySelectorAll('.bars .cell rect')].map((one) => one.getBoundingClientRect().width)"
+    widths = browser.ask(parts)
+    assert [width / widths[1] for width in widths] == pytest.approx([0.2, 1, 0.675, 0.875, 1], rel=0.01)
+    table = browser.one("figure.bars ~ details")
+    assert not table.get_property("open")
+    table.find_element("tag name", "summary").click()
+    rows = [row.text for row in table.find_elements("css selector", "tbody tr")]
+    assert rows == ["rank 0 12 60 40.5 112", "rank 1 52.5 60 0 112"]
+    assert [one.text for one in browser.all(".bars .named")] == ["rank 1\n52.5\n60\n112.5 ms"]
+
+
+def test_a_level_in_a_chart_has_its_name_at_its_line(browser, save):
+    browser.open(save())
+    label = browser.one(".reference-label")
+    assert label.text == "100 Gbit/s network: 11.5"
+    line = browser.one(".curve.reference")
+    assert 0 <= line.location["y"] - label.location["y"] - label.size["height"] < 10
+    assert browser.ask("return document.querySelectorAll('.chart .gridline').length") > 10
+
+
+def test_on_a_phone_the_graph_is_stacked_and_an_option_is_on_one_line(browser, save):
+    fix = "see what rank 1 waits for in load_shard (data.py:112), and if it is just slow, raise --hang-timeout-of-a-job"
+    verdict = replace(pages.STUCK, fix=fix)
+    page = save(report=replace(pages.report(), verdict=verdict))
+    browser.open(page, 1280)
+    assert [browser.one(what).is_displayed() for what in (".graph svg", ".stacked")] == [True, False]
+    for width in (320, 360, 400, 440):
+        browser.open(page, width)
+        assert [browser.one(what).is_displayed() for what in (".graph svg", ".stacked")] == [False, True]
+        assert browser.ask("return document.querySelector('.option').getBoundingClientRect().height") < 30
+        assert browser.ask("return document.documentElement.scrollWidth") <= width
+    assert [one.text.splitlines() for one in browser.all(".stacked > li")] == [
+        ["rank 7", "in broadcast", "train.py:70 in save", "\u2193 waits for ranks 0-6"],
+        ["ranks 0, 2-6", "in all_reduce", "train.py:61 in main", "\u2193 waits for rank 1"],
+        ["rank 1 culprit", "in load_shard", "data.py:112 in load_shard"],
+    ]
+
+
+def test_on_a_phone_what_a_check_saw_is_below_its_name(browser, save):
+    seen = "what a check saw, in as many words as it takes to fill more than one line of a phone"
+    checks = tuple(replace(check, seen=seen) for check in pages.CHECKS)
+    browser.open(save(report=replace(pages.report(), checks=checks)), 400)
+    cell = browser.one("[data-rows=checks-rows] td:last-child")
+    assert cell.text == seen
+    assert cell.rect["x"] >= 0
+    assert cell.rect["x"] + cell.rect["width"] <= 400
+
+
 def test_hovering_and_keys_say_what_a_rank_did(browser, save):
     browser.open(save())
     plot = browser.one(".plot")
@@ -183,10 +295,15 @@ def test_a_filter_hides_rows(browser, save):
         "warning DD801 input-bound"
     ]
     browser.one("[data-filter=checks-rows]").send_keys("could not")
-    assert [one.text for one in browser.all("#checks-rows tr") if one.is_displayed()] == [
+    assert [one.text for one in browser.all("[data-rows=checks-rows] tr") if one.is_displayed()] == [
         "could not tell DD605 transport no stack of rank 3"
     ]
     assert browser.one("[data-filtered=checks-rows]").text == "1 of 5"
+    skipped = browser.all("#checks details")[1]
+    assert not skipped.get_property("open")
+    browser.one("[data-filter=checks-rows]").clear()
+    browser.one("[data-filter=checks-rows]").send_keys("fewer than 20")
+    assert skipped.get_property("open")
 
 
 def test_the_fix_is_copied(browser, save):

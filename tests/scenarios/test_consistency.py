@@ -84,6 +84,18 @@ def test_the_same_done_right_stays_silent(tmp_path: Path) -> None:
     assert {outcomes[f"DD50{n}"] for n in (1, 2, 3, 5, 7, 8)} == {"passed"}, report["checks"]
 
 
+def test_ranks_that_no_process_group_connects(tmp_path: Path) -> None:
+    ran = run("separate", tmp_path, *PATIENT, ranks=2, args=("wrong",))
+    verdict = ran.report["verdict"]
+    assert (verdict["kind"], verdict["ranks"], verdict["severity"]) == ("not-distributed", [0, 1], "warning")
+    assert [(place["rank"], place["line"]) for place in verdict["where"]] == [(0, *marked_lines("separate"))]
+    assert ran.status == 0
+
+
+def test_ranks_that_one_connects(tmp_path: Path) -> None:
+    assert run("separate", tmp_path, *PATIENT, ranks=2, args=("right",)).report["findings"] == []
+
+
 def test_differences_that_are_meant_are_no_alarm(tmp_path: Path) -> None:
     report = run("clean_meant", tmp_path, "--allow-different", "own.*", *PATIENT, ranks=3).report
     assert report["findings"] == []

@@ -139,9 +139,9 @@ def test_after_a_dump_the_job_trains_on_and_the_report_can_be_drawn_again(job: L
     folder = job.run / "dumps" / str(before + 1)
 
     assert done.returncode == 0, done.stderr
-    assert done.stderr.endswith("ddpdoctor: the job goes on\n")
+    assert done.stderr.endswith("ddpdoctor: the job continues\n")
     assert done.stdout.startswith("ddpdoctor: no problem found\n")
-    assert f"  running, 2 ranks; report in {folder}\n" in done.stdout
+    assert f"  running (interim report), 2 ranks; report in {folder}\n" in done.stdout
     job.until(lambda one: all(rank["step"] > step + 5 and rank["trains"] for rank in one["ranks"]))
     again = forking.run("-m", "ddpdoctor", "report", folder, env=clean_environment())
     assert again.stdout == done.stdout

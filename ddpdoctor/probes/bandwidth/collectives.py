@@ -252,7 +252,12 @@ def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) 
     ``hosts`` is indexed by global rank. The buffers are zeros again afterwards. Nothing as large as a buffer is
     allocated. torch's errors propagate.
     """
-    _fill(group, case, buffers)
+    receives = case.collective is Collective.BROADCAST and group.index != ROOT
+    if receives or buffers.target is not buffers.source:
+        buffers.target.fill_(255 if case.dtype == "uint8" else -1)
+    if not receives:
+        start = group.index * (case.count // group.size) if case.collective is Collective.ALL_GATHER else 0
+        write_pattern(buffers.source, put_in(case, group, group.index), start)
     call = make_call(group, case, buffers)
     group.barrier()
     group.tracker.enter(case.collective.value, group.ranks)
@@ -261,7 +266,7 @@ def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) 
     group.settle()
     ended = time.perf_counter_ns()
     group.tracker.leave()
-    own = _compare(buffers.target, _expected(group, case), tolerance(case, group))
+    own = _compare_output(buffers.target, _expected(group, case), tolerance(case, group))
     buffers.source.zero_()
     if buffers.target is not buffers.source:
         buffers.target.zero_()
@@ -276,16 +281,6 @@ def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) 
         if count
     ]  # fmt: skip
     return tuple(wrong), max(row[0] for row in rows)
-
-
-def _fill(group: RankGroup, case: Case, buffers: Buffers) -> None:
-    receives = case.collective is Collective.BROADCAST and group.index != ROOT
-    if receives or buffers.target is not buffers.source:
-        buffers.target.fill_(255 if case.dtype == "uint8" else -1)
-    if receives:
-        return
-    start = group.index * (case.count // group.size) if case.collective is Collective.ALL_GATHER else 0
-    write_pattern(buffers.source, put_in(case, group, group.index), start)
 
 
 def write_pattern(tensor: torch.Tensor, pattern: Pattern, index: int) -> None:
@@ -311,7 +306,7 @@ def _expected(group: RankGroup, case: Case) -> list[tuple[int, int, Pattern, int
     return [(rank * share, share, put_in(case, group, rank), index) for rank, index in enumerate(indexes)]
 
 
-def _compare(
+def _compare_output(
     output: torch.Tensor, parts: Sequence[tuple[int, int, Pattern, int]], allowed: float
 ) -> tuple[int, int, float, float]:
     """Return how many elements are wrong, then index, expected and found value of the first one."""

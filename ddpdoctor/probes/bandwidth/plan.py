@@ -135,10 +135,10 @@ def reducible(backend: str, dtype: str, redop: str, torch: str | None = None) ->
 
 def possible(backend: str, torch: str | None = None) -> str:
     if backend not in BACKENDS:
-        return f"Backends are {_listed(BACKENDS)}."
-    text = f"{backend} can reduce {_listed(tuple(DTYPES))} by {_listed(EXACT_REDOPS)}"
+        return f"Backends are {_name_list(BACKENDS)}."
+    text = f"{backend} can reduce {_name_list(tuple(DTYPES))} by {_name_list(EXACT_REDOPS)}"
     if _averages(backend, torch):
-        return f"{text}, and {_listed(FLOATS)} by avg."
+        return f"{text}, and {_name_list(FLOATS)} by avg."
     return f"{text}; by avg from torch {'.'.join(map(str, GLOO_AVERAGES_SINCE))} on."
 
 
@@ -152,7 +152,7 @@ def _averages(backend: str, torch: str | None) -> bool:
     return found is None or (int(found[1]), int(found[2])) >= GLOO_AVERAGES_SINCE
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _name_list(names: tuple[str, ...]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -243,7 +243,7 @@ class TimeSlot:
 def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> TimeSlot | None:
     """Return the time for the first of the remaining steps, or None if not enough is left."""
     # Smaller sizes get the least number of calls first. The remaining time is divided equally.
-    fits = (one for one in MULTIPLES if sum(forecast.least_s(step, one) for step in steps) <= left_s)
+    fits = (multiple for multiple in MULTIPLES if sum(forecast.least_s(step, multiple) for step in steps) <= left_s)
     multiple, fitting = next(fits, 0), steps
     if not multiple:
         multiple = 1

@@ -181,7 +181,7 @@ class _Sweep:
         for case in first.cases:
             self._come_to("measure", first, max(slot.seconds[case.mode], self._longest_s(first)))
             measured = measure(group, case, self._effort(slot.seconds[case.mode]), sets)
-            result = replace(measured.measurement, wrong=sum(one.count for one in wrong))
+            result = replace(measured.measurement, wrong=sum(fault.count for fault in wrong))
             if case == first.cases[0]:
                 # The check made the first call, which opens connections and warms up.
                 result = replace(result, first_us=first_us)

@@ -99,21 +99,21 @@ def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers
     made = cycle([make_call(group, case, buffers) for buffers in sets or make_sets(group, case, most_calls(effort))])
     if effort.cold:  # evict the buffers, by writing more than the cache holds
         torch.empty(COLD_FACTOR * cache_bytes(group.device), dtype=torch.uint8, device=group.device).fill_(1)
-    first = _run(group, case, made, 1, 1)
+    first = _run_case(group, case, made, 1, 1)
     planned = plan_calls(case.mode, effort, _warm_up(group, case, made, effort, first.host_us[0] / 1e6))
     # A rank that made another number of calls than the first one would wait forever.
     batches, calls = (int(group.agree(number)) for number in planned)
     is_latency, began_s = case.mode is Mode.LATENCY, time.monotonic()
     if effort.iterations is not None:
-        spans = _run(group, case, made, batches, calls)
+        spans = _run_case(group, case, made, batches, calls)
     else:  # time some first, then as many more as there is time for
         least, most = (plan.LEAST_CALLS, plan.MOST_CALLS) if is_latency else (plan.LEAST_BATCHES, plan.MOST_BATCHES)
         count = max(least, math.ceil(FIRST_SHARE * batches))
-        spans = _run(group, case, made, count, calls)
+        spans = _run_case(group, case, made, count, calls)
         took_s = time.monotonic() - began_s
         affordable = math.floor((effort.seconds - took_s) / took_s * count)
         if more := int(group.agree(max(0, min(most - count, affordable)))):
-            spans += _run(group, case, made, more, calls)
+            spans += _run_case(group, case, made, more, calls)
     timed_s = time.monotonic() - began_s
     count = len(spans.times_us)
     rows = group.gather([first.times_us[0], *spans.times_us, *spans.host_us, *spans.waits_us])
@@ -122,7 +122,7 @@ def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers
     # If the device's clock and the host's disagree over all calls, one of them is wrong.
     on_device_us, on_host_us, note = max(map(sum, times_us)), max(map(sum, host_us)), ""
     if abs(on_host_us - on_device_us) > CLOCKS_DIFFER * on_host_us + SPAN_OVERHEAD_US * count:
-        counted, told = (f"{one / 1e3:.3g} ms" for one in (on_device_us, on_host_us))
+        counted, told = (f"{time_us / 1e3:.3g} ms" for time_us in (on_device_us, on_host_us))
         note = f"the device's clock counted {counted} for all timed calls, the host's {told}"
     return TimedCase(
         measurement=summarize(case, [row[0] for row in rows], times_us, calls, group.size, warm=not effort.cold),
@@ -161,9 +161,9 @@ def _warm_up(group: RankGroup, case: Case, calls: Iterator[Call], effort: Effort
         return first_s
     began_s = time.monotonic()
     if case.mode is Mode.LATENCY:
-        _run(group, case, calls, count, 1)
+        _run_case(group, case, calls, count, 1)
         return (time.monotonic() - began_s) / count
-    return _run(group, case, calls, 1, count).host_us[0] / count / 1e6
+    return _run_case(group, case, calls, 1, count).host_us[0] / count / 1e6
 
 
 def plan_calls(mode: Mode, effort: Effort, each_s: float) -> tuple[int, int]:
@@ -180,7 +180,7 @@ def plan_calls(mode: Mode, effort: Effort, each_s: float) -> tuple[int, int]:
     return max(plan.LEAST_BATCHES, min(plan.MOST_BATCHES, affordable // calls)), calls
 
 
-def _run(group: RankGroup, case: Case, calls: Iterator[Call], batches: int, count: int) -> Spans:
+def _run_case(group: RankGroup, case: Case, calls: Iterator[Call], batches: int, count: int) -> Spans:
     if case.mode is Mode.LATENCY:
         return time_calls(group, case.collective.value, calls, batches)
     return time_batches(group, case.collective.value, calls, batches, count)

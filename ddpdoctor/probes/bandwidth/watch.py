@@ -350,7 +350,7 @@ class Watcher:
                         positions[rank] = position
                 missing -= positions.keys()
                 # Those whose processes cannot answer, as seen here and by other ranks
-                seen = (one.states.items() for one in positions.values())
+                seen = (position.states.items() for position in positions.values())
                 unable = {int(rank) for states in seen for rank, state in states if state in GONE | FROZEN}
                 if not missing - unable - self.local_ranks.unable() or time.monotonic() >= deadline:
                     break
@@ -359,10 +359,10 @@ class Watcher:
 
     def _report(self, alarm: Alarm, position: Position, others: list[Position]) -> int:
         positions = (replace(position, **self.local_ranks.seen()), *others)
-        ended = {one.rank for one in positions if one.phase == "end"}
-        gone = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE} - ended
+        ended = {place.rank for place in positions if place.phase == "end"}
+        gone = {int(rank) for place in positions for rank, state in place.states.items() if state in GONE} - ended
         # A hang because a rank had failed counts as a failure.
-        failed = gone or any(one.error is not None for one in positions)
+        failed = gone or any(place.error is not None for place in positions)
         ending = Ending.FAILED if failed and alarm.ending is Ending.HUNG else alarm.ending
         try:
             return self.finish(Stop(ending=ending, phase=alarm.phase, positions=positions, signal=alarm.signal))

@@ -107,7 +107,7 @@ def _stream(
         clock=clock, group=GROUP, model=1, optimizer=optimizer, ranks=ranks, compared=len(records),
         last_number=records[-1][0] if records else None, kinds=tuple(what for what in What if what in seen_kinds),
         differences=tuple(found.values()), values=values, unchanged=sum(takewhile(bool, equal)),
-        same_random=sum(len({each.random for each in one}) == 1 < len(one) for _, one in values),
+        same_random=sum(len({each.random for each in seen}) == 1 < len(seen) for _, seen in values),
     )  # fmt: skip
 
 
@@ -127,8 +127,8 @@ def compare_runs(first: RunRecord, second: RunRecord, rank: int) -> Rerun:
         if former.batch != latter.batch:
             return Rerun(steps=steps, step=former.step, name="the batch", ranks=(rank,))
         pairs.append((former.step, former.tensors, latter.tensors))
-    for step, one, other in pairs:
-        known = {(seen.what, seen.name, seen.part): seen for seen in one}
+    for step, digests, other in pairs:
+        known = {(seen.what, seen.name, seen.part): seen for seen in digests}
         differing = [seen for seen in other if known.get((seen.what, seen.name, seen.part)) != seen]
         if differing:
             what = differing[0]
@@ -202,11 +202,11 @@ def digest_rows(rows: Iterable[TensorEntry]) -> tuple[TensorDigest, ...]:
 def model_rows(module: Any, *whats: What) -> Iterator[TensorEntry]:
     """Yield a module's parameters, its buffers, or the gradients of its trainable parameters."""
     for what in whats:
-        for name, one in module.named_buffers() if what is What.BUFFER else module.named_parameters():
+        for name, tensor in module.named_buffers() if what is What.BUFFER else module.named_parameters():
             if what is not What.GRADIENT:
-                yield TensorEntry(what, name, one)
-            elif one.requires_grad:
-                yield TensorEntry(what, name, one.grad)
+                yield TensorEntry(what, name, tensor)
+            elif tensor.requires_grad:
+                yield TensorEntry(what, name, tensor.grad)
 
 
 def state_rows(module: Any, optimizer: Any) -> Iterator[TensorEntry]:
@@ -214,7 +214,7 @@ def state_rows(module: Any, optimizer: Any) -> Iterator[TensorEntry]:
     import torch
 
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    for place, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
+    for place, parameter in enumerate(param for group in optimizer.param_groups for param in group["params"]):
         name = names.get(id(parameter), f"parameter {place} of the optimizer")
         for part, value in sorted(optimizer.state.get(parameter, {}).items(), key=lambda item: str(item[0])):
             if isinstance(value, torch.Tensor):
@@ -280,10 +280,10 @@ def check_consistency(  # noqa: PLR0913 - what is compared is the caller's choic
     _add_tensors(own, ddp, module, gradients=gradients, buffers=buffers)
     several = isinstance(optimizer, (list, tuple))
     optimizers = () if optimizer is None else tuple(optimizer) if several else (optimizer,)
-    for number, one in enumerate(optimizers, start=1):
-        _add_optimizer(own, module, one, number if len(optimizers) > 1 else 0)
+    for number, optim in enumerate(optimizers, start=1):
+        _add_optimizer(own, module, optim, number if len(optimizers) > 1 else 0)
     chosen = group if group is not None else getattr(ddp, "process_group", None)
-    result = _compare(own, chosen, next(module.parameters(), None))
+    result = _compare_ranks(own, chosen, next(module.parameters(), None))
     if not result.equal and raise_on_difference:
         raise ConsistencyError(result)
     return result
@@ -356,7 +356,7 @@ def _add_optimizer(own: _Own, module: Any, optimizer: Any, number: int) -> None:
             own.values[SETTING, shown, mark.strip()] = (value, value)
 
 
-def _compare(own: _Own, group: Any, parameter: Any) -> ConsistencyResult:
+def _compare_ranks(own: _Own, group: Any, parameter: Any) -> ConsistencyResult:
     ranks = members(group)
     differences: tuple[TensorDifference, ...] = ()
     if len(ranks) > 1:
@@ -368,7 +368,7 @@ def _compare(own: _Own, group: Any, parameter: Any) -> ConsistencyResult:
             lengths = gather_fixed(len(own_bytes).to_bytes(8, "little"), group, parameter)
             sizes = [int.from_bytes(length, "little") for length in lengths]
             padded = gather_fixed(own_bytes.ljust(max(sizes), b"\0"), group, parameter)
-            tables = [json.loads(zlib.decompress(one[:size])) for one, size in zip(padded, sizes, strict=True)]
+            tables = [json.loads(zlib.decompress(packed[:size])) for packed, size in zip(padded, sizes, strict=True)]
             differences = find_differences(dict(zip(ranks, tables, strict=True)))
     return ConsistencyResult(
         equal=not differences, differences=differences, ranks=ranks, compared=len(own.values),
@@ -414,4 +414,4 @@ def gather_fixed(data: bytes, group: Any, parameter: Any) -> list[bytes]:
     own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
     gathered = [torch.empty_like(own) for _ in members(group)]
     distributed.all_gather(gathered, own, group=group)
-    return [bytes(one.cpu().tolist()) for one in gathered]
+    return [bytes(tensor.cpu().tolist()) for tensor in gathered]

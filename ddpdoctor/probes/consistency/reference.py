@@ -229,7 +229,7 @@ def _roundings(
             own[name] = min(error, UNSURE_SHARE * _norm(plain.whole[name]))
         else:
             pairs = [(plain.whole, double.whole), *zip(plain.parts, double.parts, strict=True)]
-            own[name] = max(_norm(one[name] - other[name]) for one, other in pairs)
+            own[name] = max(_norm(vector[name] - other[name]) for vector, other in pairs)
     norms = {name: _norm((double or plain).whole[name]) for name in names}
     # A gradient that is all rounding, such as a bias before BatchNorm, says nothing about the others.
     shares = [own[name] / norms[name] for name in names if norms[name] > own[name]]
@@ -242,8 +242,8 @@ def _mean(parts: Sequence[Named], name: str) -> Any:
     return sum(part[name] for part in parts) / len(parts)
 
 
-def _dot(one: Named, other: Named) -> float:
-    return float(sum((one[name] * other[name]).sum() for name in one))
+def _dot(vector: Named, other: Named) -> float:
+    return float(sum((vector[name] * other[name]).sum() for name in vector))
 
 
 def _norm(tensor: Any) -> float:
@@ -290,8 +290,8 @@ class Alone:
         self._batches: training.Batches = training.choose_batches(self._settings, built.module, self._device)
         hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
         parameters = built.module.named_parameters()
-        self._hooked = tuple(name for name, one in parameters if any(getattr(one, kind, None) for kind in hooks))
-        self._batchnorm = tuple(name for name, one in built.module.named_modules() if is_batchnorm(one))
+        self._hooked = tuple(name for name, tensor in parameters if any(getattr(tensor, kind, None) for kind in hooks))
+        self._batchnorm = tuple(name for name, module in built.module.named_modules() if is_batchnorm(module))
         self._plain = self._copy(built, lambda tensor: tensor)
         self._double: _Copy | None = None
         double = training.build_seeded(self._settings, self._device)
@@ -306,7 +306,7 @@ class Alone:
         kept = torch.load(question.path, map_location="cpu", weights_only=True)
         try:
             batches = [self._batches.get(rank, self._world_size, question.step) for rank in range(self._world_size)]
-            changed = [rank for rank, one in enumerate(batches) if batch_digest(one) != question.batches[rank]]
+            changed = [rank for rank, batch in enumerate(batches) if batch_digest(batch) != question.batches[rank]]
             if changed:
                 return self._reply(problem=_IMPURE.format(rank=changed[0], step=question.step))
             return self._reply(self._compare(question, kept, batches))
@@ -353,21 +353,21 @@ class Alone:
         )  # fmt: skip
 
     def _compute_all(
-        self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int
+        self, copy: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int
     ) -> tuple[Gradients, tuple[float | None, ...]]:
-        parts = [self._compute(one, kept, batch, step, rank) for rank, batch in enumerate(batches)]
-        gradients, _ = self._compute(one, kept, whole, step, 0)
+        parts = [self._compute(copy, kept, batch, step, rank) for rank, batch in enumerate(batches)]
+        gradients, _ = self._compute(copy, kept, whole, step, 0)
         return Gradients(whole=gradients, parts=tuple(part for part, _ in parts)), tuple(loss for _, loss in parts)
 
     def _compute(
-        self, one: _Copy, kept: Any, batch: Any, step: int, rank: int, *, seed: int = 0
+        self, copy: _Copy, kept: Any, batch: Any, step: int, rank: int, *, seed: int = 0
     ) -> tuple[dict[str, Any], float | None]:
         with torch.no_grad():
-            for name, tensor in [*one.module.named_parameters(), *one.module.named_buffers()]:
+            for name, tensor in [*copy.module.named_parameters(), *copy.module.named_buffers()]:
                 tensor.copy_(kept["state"][name])
         training.set_seed(self._settings.seed + seed, training.STEP, step=step, rank=rank)
-        loss = one.steps.run(one.ddp, training.map_tensors(batch, one.change), f"step {step}")
-        return take_gradients(one.module, torch.float64), loss
+        loss = copy.steps.run(copy.ddp, training.map_tensors(batch, copy.change), f"step {step}")
+        return take_gradients(copy.module, torch.float64), loss
 
     def _copy(self, built: training.Built, change: Callable[[Any], Any]) -> _Copy:
         ddp = training.wrap(built.module, self._device, unused=self._settings.unused)
@@ -377,8 +377,8 @@ class Alone:
 
 def take_gradients(module: Any, dtype: torch.dtype | None = None) -> dict[str, Any]:
     """Return a dense copy of a model's gradients, on the host because there is room for many of them."""
-    gradients = ((name, one.grad) for name, one in module.named_parameters() if one.grad is not None)
-    return {name: one.detach().to_dense().to(device="cpu", dtype=dtype, copy=True) for name, one in gradients}
+    gradients = ((name, parameter.grad) for name, parameter in module.named_parameters() if parameter.grad is not None)
+    return {name: gradient.detach().to_dense().to(device="cpu", dtype=dtype, copy=True) for name, gradient in gradients}
 
 
 def is_batchnorm(module: Any) -> bool:

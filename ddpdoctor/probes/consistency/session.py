@@ -133,7 +133,7 @@ class _Run:
         module = replica.built.module
         built = comparing.digest_rows(comparing.model_rows(module, What.PARAMETER, What.BUFFER))
         all_built = self._ranks.gather(f"built{run}", comparing.RunRecord(built=built, records=()))
-        if all_built is not None and not run and (note := describe_built([one.built for one in all_built])):
+        if all_built is not None and not run and (note := describe_built([record.built for record in all_built])):
             self._notes.append(note)
         replica.wrap()
         own: list[comparing.StepRecord] = []

@@ -68,7 +68,7 @@ class Training:
         module = self.built.module
         self._mark("DDP's constructor")
         self.ddp = wrap(module, self._device, unused=self._settings.unused)
-        self._reduced = {id(one) for _, one in _trained(module)}
+        self._reduced = {id(param) for _, param in _trained(module)}
 
         def before_ddp(ddp: Any, _: Any) -> None:
             self._will_sync = ddp.will_sync_module_buffers()
@@ -159,7 +159,7 @@ def wrap(module: Any, device: Any, *, unused: bool) -> Any:
 
 def _trained(module: Any) -> list[tuple[str, Any]]:
     ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-    return [(name, one) for name, one in module.named_parameters() if one.requires_grad and name not in ignored]
+    return [(name, param) for name, param in module.named_parameters() if param.requires_grad and name not in ignored]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,8 @@ def see_model(module: Any, group: str) -> ModelSeen:
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     tensors = tuple(
         TensorSeen(
-            name=name, shape=_shape(tensor), dtype=str(tensor.dtype).removeprefix("torch."),
+            name=name, dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=None if nn.parameter.is_lazy(tensor) else tuple(tensor.shape),  # a lazy module's has no shape yet
             requires_grad=bool(tensor.requires_grad), is_buffer=is_buffer,
         )
         for is_buffer, named in ((False, module.named_parameters()), (True, module.named_buffers()))
@@ -229,20 +230,13 @@ def quiet_dropout(module: Any) -> int:
     """Set the probability of every dropout layer to 0, and return how many there were."""
     # Attention and recurrent layers store it as ``dropout``. Functional dropout is not reached.
     found = 0
-    for one in module.modules():
-        name = "p" if isinstance(one, nn.modules.dropout._DropoutNd) else "dropout"  # noqa: SLF001 - their only base
-        share = getattr(one, name, None)
+    for layer in module.modules():
+        name = "p" if isinstance(layer, nn.modules.dropout._DropoutNd) else "dropout"  # noqa: SLF001 - their only base
+        share = getattr(layer, name, None)
         if isinstance(share, float) and share > 0:
-            setattr(one, name, 0.0)
+            setattr(layer, name, 0.0)
             found += 1
     return found
-
-
-def _shape(tensor: Any) -> tuple[int, ...] | None:
-    try:
-        return tuple(tensor.shape)
-    except RuntimeError:  # a lazy module's parameter has no shape yet
-        return None
 
 
 class CannotJoin(Exception):  # noqa: N818 - says what it is
@@ -360,7 +354,7 @@ class TrainingStep:
             if all(parameter.grad is None for parameter in model.parameters()):
                 if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
                     raise UserError(
-                        f"{self._spec} returned {_describe(loss)} instead of a loss with a gradient",
+                        f"{self._spec} returned {_describe_value(loss)} instead of a loss with a gradient",
                         help="Return the loss, a tensor of one element, from --step "
                         "package.module:train_step(model, batch).",
                         status=FAILED,
@@ -374,13 +368,13 @@ class TrainingStep:
         if self._loss_fn is not None:
             if not isinstance(batch, (tuple, list)) or len(batch) != 2:
                 raise UserError(
-                    f"there is a loss_fn, but a batch is {_describe(batch)}, not (input, target)",
+                    f"there is a loss_fn, but a batch is {_describe_value(batch)}, not (input, target)",
                     help="Give --batch package.module:make_batch that returns (input, target), "
                     "or --step package.module:train_step(model, batch).",
                     status=FAILED,
                 )
-            return self._loss_fn(_call(model, batch[0]), batch[1])
-        output = _call(model, batch)
+            return self._loss_fn(_call_model(model, batch[0]), batch[1])
+        output = _call_model(model, batch)
         loss, words = output, "what the model returns"
         if getattr(output, "loss", None) is not None:
             loss, words = output.loss, "the output's loss"
@@ -394,13 +388,13 @@ class TrainingStep:
         return loss
 
 
-def _call(model: Any, batch: Any) -> Any:
+def _call_model(model: Any, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
-def _describe(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}" + ("" if value.requires_grad else " without a gradient")
     length = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""

@@ -33,7 +33,7 @@ def chosen(entries: Any, groups: Optional[Container[str]] = None, *, newest: boo
     ``newest`` is for torch that waits in each call: only the newest can be pending, whatever the older ones look like.
     """
     found = entries if isinstance(entries, list) else []
-    sound = [one for one in (dict(entry) for entry in found if isinstance(entry, dict)) if _is_sound(one)]
+    sound = [call for call in (dict(entry) for entry in found if isinstance(entry, dict)) if _is_sound(call)]
     ours = [entry for entry in sound if groups is None or entry["process_group"][0] in groups]
     timed = [entry for entry in ours if isinstance(entry.get("duration_ms"), (int, float)) and not entry["is_p2p"]]
     untold = max(filter(is_untold, ours), key=lambda entry: int(entry["time_created_ns"]), default=None)
@@ -150,7 +150,7 @@ def _interpret(data: bytes, stack: list[Any]) -> None:
         for opcode, argument, _ in itertools.islice(pickletools.genops(data), MOST_OPCODES):
             if opcode.name == "STOP" and stack:
                 return
-            _run(opcode.name, argument, stack, known)
+            _run_opcode(opcode.name, argument, stack, known)
     except _RefusedError:
         raise
     except (LookupError, TypeError, AttributeError, ValueError, struct.error, OverflowError, StopIteration) as error:
@@ -172,7 +172,7 @@ def _close(stack: list[Any]) -> None:
             stack[-1].update((key, value) for key, value in pairs if isinstance(key, str))
 
 
-def _run(name: str, argument: Any, stack: list[Any], known: dict[int, Any]) -> None:
+def _run_opcode(name: str, argument: Any, stack: list[Any], known: dict[int, Any]) -> None:
     if name in _VALUES:
         stack.append(argument)
     elif name in _CONSTANTS:

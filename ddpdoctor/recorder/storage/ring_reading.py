@@ -248,7 +248,7 @@ def read_slots(data: bytes, claimed: int, count: int, strings: Dict[int, str], s
     cut = claimed % count if claimed > count else 0
     turned = [column[cut:] + column[:cut] for column in columns] if cut else columns
     first = max(claimed - count, 0) + 1
-    if turned[0] == _numbers(first, len(turned[0])):
+    if turned[0] == _consecutive(first, len(turned[0])):
         columns = turned
     else:  # without records that are in the wrong slot
         valid = sorted((number, i) for i, number in enumerate(columns[0]) if number and (number - 1) % count == i)
@@ -264,10 +264,8 @@ def read_slots(data: bytes, claimed: int, count: int, strings: Dict[int, str], s
     return Slots(kinds, columns[4], columns[:4])
 
 
-@lru_cache(maxsize=4)
-def _numbers(first: int, count: int) -> array[int]:
-    """Return so many numbers in order; most rings of a job have the same."""
-    return array("Q", range(first, first + count))
+# So many numbers in order from the first; most rings of a job have the same
+_consecutive = lru_cache(maxsize=4)(lambda first, count: array("Q", range(first, first + count)))
 
 
 MOST_BYTES = 4 * 2**20  # Our choice: 40 groups of 16,384 ranks. Larger files are parsed as they are.

@@ -120,11 +120,7 @@ def comparison_section(comparison: Comparison) -> bl.Section:
     more = [f"and {len(matter) - MAX_ROWS} more rows in report.json"] if len(matter) > MAX_ROWS else []
     columns = tuple(
         bl.Column(
-            name=name,
-            unit=unit,
-            cells=tuple(map(write, matter[:MAX_ROWS])),
-            weight=weight,
-            align="left" if write is name_series else "right",
+            name, tuple(map(write, matter[:MAX_ROWS])), "", unit, "left" if write is name_series else "right", weight
         )
         for name, unit, weight, write in _CHANGE_COLUMNS
     )
@@ -133,12 +129,8 @@ def comparison_section(comparison: Comparison) -> bl.Section:
     below = sum(change.below for change in changes)
     slower = sum(change.ratio_high < 1 and not change.below for change in changes)
     faster = sum(change.ratio_low > 1 for change in changes)
-    counts = {
-        "below the required share": below,
-        "slower": slower,
-        "faster": faster,
-        "equal within the noise": len(changes) - below - slower - faster,
-    }
+    same = len(changes) - below - slower - faster
+    counts = {"below the required share": below, "slower": slower, "faster": faster, "equal within the noise": same}
     missing = f"{count_of(comparison.missing, 'size')} not in the baseline"
     words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     counted = f"{count_of(len(changes), 'size')}: {words}" + (f"; {missing}" if comparison.missing else "")
@@ -202,8 +194,16 @@ def bandwidth_content(report: Report) -> bl.Content:
         seen = "the results above were measured before" if bench.results else "nothing was measured"
         text = f"{bench.ending.value}{signal}{phase}: the results are partial; {seen}"
         stop_sections = ((bl.Text(text, tone=bl.Tone.ERROR),), *places_of(report.ranks, report.verdict))
+    said, tone = headline(report, bench), bl.Tone.PLAIN
+    throughput = [curve for curve in bench.curves if curve.mode is Mode.THROUGHPUT]
+    is_wanted = len(bench.members) > 1 and not matrices
+    known = [curve for curve in throughput if curve.plateau_gb_s and curve.assessment is not Assessment.NOISY]
+    if report.verdict is None and is_wanted and (throughput or not bench.results) and not known:
+        tone, why = bl.Tone.WARNING, [*not_measured, *(curve.verdict.removesuffix(".") for curve in throughput)]
+        said = ": ".join(["no full bandwidth was measured" if bench.results else said, *why[:1]])
     return bl.Content(
-        headline=headline(report, bench),
+        headline=said,
+        tone=tone,
         status=", ".join(filter(None, status)),
         verb=VERB,
         about=((bl.items(about),),),
@@ -276,21 +276,15 @@ def _series_section(bench: Bandwidth, series: MeasuredCase) -> bl.Section:
 
 def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> bl.Series:
     """Return the curves of all series. The reference is shown only if it is the same for all."""
-    lines = tuple(
-        bl.ChartLine(
-            name=name_series(case),
-            points=tuple(
-                (measured.size_bytes, measured.busbw_gb_s)
-                for row in case.rows
-                if (measured := row.get(case.modes[-1]))
-                if measured.busbw_gb_s and math.isfinite(measured.busbw_gb_s)
-            ),
-        )
-        for case in series
-    )
+    lines = []
+    for case in series:
+        results = [row[case.modes[-1]] for row in case.rows if case.modes[-1] in row]
+        points = [(result.size_bytes, result.busbw_gb_s or 0.0) for result in results]
+        known = tuple((size, busbw) for size, busbw in points if busbw and math.isfinite(busbw))
+        lines.append(bl.ChartLine(name=name_series(case), points=known))
     references = list_references(bench)
     reference = reference_line(references[0], lines) if len(references) == 1 else None
-    return bl.Series(title="busbw in GB/s over size", lines=lines, reference=reference)
+    return bl.Series(title="busbw in GB/s over size", lines=tuple(lines), reference=reference)
 
 
 def _reason_sections(bench: Bandwidth) -> tuple[bl.Section, ...]:

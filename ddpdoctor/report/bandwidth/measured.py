@@ -61,9 +61,8 @@ def read_bandwidth(report: Report) -> Bandwidth:
     try:
         return decode(Bandwidth, report.data)
     except WrongValue as error:
-        raise UserError(
-            f"the report cannot be read: data.{error}", help="The file is damaged: measure again."
-        ) from error
+        problem = f"the report cannot be read: data.{error}"
+        raise UserError(problem, help="The file is damaged: measure again.") from error
 
 
 def format_us(time_us: float) -> str:
@@ -133,11 +132,8 @@ class Plotted:
 def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
     """List the lines of each series, throughput first. A baseline follows its line."""
     every = sort_series(bench.results)
-    lines = [
-        (series, mode)
-        for series in every
-        for mode in reversed(series.modes if len(every) <= MAX_BOTH_MODES else series.modes[-1:])
-    ]
+    both = len(every) <= MAX_BOTH_MODES
+    lines = [(series, mode) for series in every for mode in reversed(series.modes if both else series.modes[-1:])]
     # Each line is named by the parts in which lines differ, and a single one by its mode.
     parts = [(series.collective.value, series.dtype, mode.value) for series, mode in lines]
     differing = [at for at, values in enumerate(zip(*parts, strict=True)) if len(set(values)) > 1] or [-1]
@@ -146,17 +142,9 @@ def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
     plotted = []
     for (series, mode), name in zip(lines, names, strict=True):
         rows = [row[mode] for row in series.rows if mode in row]
-        plotted.append(
-            Plotted(
-                label=name,
-                mode=mode,
-                sizes_bytes=tuple(row.size_bytes for row in rows),
-                time_us=tuple(row.p50_us for row in rows),
-                busbw_gb_s=tuple(row.busbw_gb_s for row in rows),
-                low_us=tuple(row.min_us for row in rows),
-                high_us=tuple(row.p95_us for row in rows),
-            )
-        )
+        sizes, times = tuple(row.size_bytes for row in rows), tuple(row.p50_us for row in rows)
+        busbws, low = tuple(row.busbw_gb_s for row in rows), tuple(row.min_us for row in rows)
+        plotted.append(Plotted(name, mode, sizes, times, busbws, low, tuple(row.p95_us for row in rows)))
         if then := [(row, changes[_key(row)]) for row in rows if _key(row) in changes]:
             # For the same size and collective, bandwidth is proportional to 1 / time.
             busbw = [row.busbw_gb_s and row.busbw_gb_s * row.p50_us / change.then_us for row, change in then]
@@ -260,20 +248,17 @@ def matrix_section(matrix: Matrix) -> bl.Section:
     places = range(len(matrix.ends))
     ends = tuple(f"{BLAMED if at in matrix.blamed else ' ' * len(BLAMED)}{end}" for at, end in enumerate(matrix.ends))
     cells = {at: format_gb_s(value) + (LOWEST if at == lowest else " ") for at, value in matrix.cells.items()}
-    columns = [
+    columns = [bl.Column("", ends, align="left")]
+    for at, head in enumerate(matrix.heads):
         # The blank takes the place of the mark, so that headers align with the digits.
-        bl.Column(
-            f"{head} ", tuple(cells.get(cell_key(row, at), f"{EMPTY if row == at else NOT_DEFINED} ") for row in places)
-        )
-        for at, head in enumerate(matrix.heads)
-    ]
+        texts = (cells.get(cell_key(row, at), f"{EMPTY if row == at else NOT_DEFINED} ") for row in places)
+        columns.append(bl.Column(f"{head} ", tuple(texts)))
     legend: list[str] = []
     if lowest is not None:
         one_end, other_end = (matrix.ends[at] for at in lowest)
         pair = f"{one_end} - {other_end}, {format_rate(between[lowest])}"
         legend += [f"{LOWEST} the slowest: {pair}; the median is {middle}"]
     legend += [f"{BLAMED}a {matrix.noun} that a finding names"] if matrix.blamed else []
-    columns.insert(0, bl.Column("", ends, align="left"))
     tones = dict.fromkeys(matrix.blamed, bl.Tone.STRONG)
     return (title, bl.Table(columns=tuple(columns), tones=tones, instead=slowest, legend=tuple(legend)))
 
@@ -323,19 +308,12 @@ def matrix_picture(matrix: Matrix) -> bl.Grid:
     high = max(values, default=0.0)
     # Similar bandwidths get similar shades, since a slow link is slower by factors.
     low = min(*values, high / 10) if values else 0.0
-    return bl.Grid(
-        title=matrix.title,
-        rows=tuple((bl.MARK if at in matrix.blamed else "") + matrix.ends[at] for at in shown),
-        columns=tuple(matrix.heads[at] for at in shown),
-        cells=tuple(tuple(_cell(matrix, (row, at), lowest, (low, high)) for at in shown) for row in shown),
-        row_name=matrix.noun,
-        column_name=matrix.noun,
-        legend=(
-            PALER,
-            *((f"{bl.MARK}a {matrix.noun} that a finding names",) if matrix.blamed.intersection(shown) else ()),
-            *bl.not_shown(len(matrix.ends) - len(shown), matrix.noun),
-        ),
-    )
+    ends = tuple((bl.MARK if at in matrix.blamed else "") + matrix.ends[at] for at in shown)
+    body = tuple(tuple(_cell(matrix, (row, at), lowest, (low, high)) for at in shown) for row in shown)
+    named = (f"{bl.MARK}a {matrix.noun} that a finding names",) if matrix.blamed.intersection(shown) else ()
+    legend = (PALER, *named, *bl.not_shown(len(matrix.ends) - len(shown), matrix.noun))
+    heads = tuple(matrix.heads[at] for at in shown)
+    return bl.Grid(matrix.title, ends, heads, body, matrix.noun, matrix.noun, legend)
 
 
 def _cell(

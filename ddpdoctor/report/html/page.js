@@ -68,10 +68,10 @@ const page = (() => {
     document.addEventListener("scroll", () => hideTip(), { passive: true, capture: true });
   }
 
-  // Cells of a grid are td in rows; points of a chart are circles in groups.
+  // Cells of a grid are td in rows; points of a chart are circles in groups; parts of a bar are groups in an svg.
   function rowsOf(holder) {
     const rows = [...holder.querySelectorAll("tbody tr, [data-row]")];
-    return rows.map((row) => [...row.querySelectorAll("td, circle")]).filter((row) => row.length);
+    return rows.map((row) => [...row.querySelectorAll("td, circle, .cell")]).filter((row) => row.length);
   }
 
   function words(cell) {
@@ -108,7 +108,9 @@ const page = (() => {
   }
 
   function filter(input) {
-    const rows = [...document.getElementById(input.dataset.filter).children];
+    const name = input.dataset.filter;
+    const rows = [...document.querySelectorAll(`#${name} > *, [data-rows="${name}"] > *`)];
+    const folds = new Set(rows.map((row) => row.closest("details")).filter(Boolean));
     const count = document.querySelector(`[data-filtered="${input.dataset.filter}"]`);
     const texts = rows.map((row) => row.textContent.toLowerCase());
     input.addEventListener("input", () => {
@@ -118,6 +120,7 @@ const page = (() => {
         row.hidden = !words.every((word) => texts[number].includes(word));
         shown += row.hidden ? 0 : 1;
       });
+      if (words.length) folds.forEach((fold) => { fold.open = rows.some((row) => !row.hidden && fold.contains(row)); });
       count.textContent = words.length ? `${shown} of ${rows.length}` : "";
       say(count.textContent);
     });

@@ -7,23 +7,37 @@ import hashlib
 import itertools
 import json
 import math
+import re
+from datetime import datetime
 from functools import cache
 from pathlib import Path, PurePosixPath
+from statistics import median
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup, escape
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, SpanKind, Timeline
-from ddpdoctor.model.words import format_size, grouped
+from ddpdoctor.model.words import format_digits, format_size, format_span, grouped
 from ddpdoctor.report import blocks as bl
 from ddpdoctor.report import findings
+from ddpdoctor.report.bandwidth.measured import read_bandwidth
+from ddpdoctor.report.findings import read_picture
 from ddpdoctor.report.lines import clean, cleaned, format_hosts, format_place, format_ranks, format_time, title_of
+from ddpdoctor.report.verbs.job import REPLICAS
+from ddpdoctor.report.verbs.speed import read_paces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from jinja2 import Environment
 
-    from ddpdoctor.model.findings import Place, Report
+    from ddpdoctor.model.findings import Report
     from ddpdoctor.model.pictures import Span, WaitingRanks
 
 RESULTS = "Results"
@@ -39,23 +53,26 @@ MAX_CHARACTERS = 31  # what fits a line of a box
 TICKS_PER_MS = 100  # times are whole hundredths of a millisecond: 10 us is finer than a screen shows
 ABSENT = -1
 HEAT_LEVELS = 8  # shades of a heat map, for levels from 0 to 1
+# In a text that is already escaped: a command between backticks, or an option such as --hang-timeout
+OPTION = re.compile(r"`[^`\n]+`|(?<![\w-])--?[A-Za-z][\w./=-]*\w")
 # The macro of a block that needs no more than itself
 MACROS = {
     bl.Heading: "heading", bl.Text: "text", bl.Items: "items", bl.FactList: "facts", bl.Table: "table",
-    bl.Places: "places", SourceExcerpt: "source",
+    bl.Places: "places",
 }  # fmt: skip
 
 
-def list_parts(content: bl.Content) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def list_parts(content: bl.Content, pictures: Iterable[bl.Block]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the parts before the other findings, which support the verdict, and the parts behind them.
 
-    A section without a title continues the part before it.
+    A section without a title continues the part before it, and the graph of waits that of where the ranks are.
     """
-    pictures = content.pictures
-    drawn = {_title(block) for block in pictures} - {None}
+    pictures = [block for block in pictures if not isinstance(block, SourceExcerpt)]  # the card of the verdict has it
+    drawn = {_title(block) for block in pictures if not isinstance(block, RankWaits)} - {None}
     sections = [section for section in content.sections if section and _title(section[0]) not in drawn]
     places = [section for section in sections if (len(section) == 1 and isinstance(section[0], bl.Places))]
-    first = places if len(places) == 1 else []  # with several, each belongs to an attempt
+    first: list[bl.Section] = [*places] if len(places) == 1 else []  # with several, each belongs to an attempt
+    first += [section for section in sections if any(isinstance(block, bl.Bars) for block in section)]
     rest = [section for section in sections if section not in first]
     before: list[dict[str, Any]] = []
     behind: list[dict[str, Any]] = []
@@ -65,8 +82,10 @@ def list_parts(content: bl.Content) -> tuple[list[dict[str, Any]], list[dict[str
             if isinstance(head, bl.Heading):
                 tone, blocks = head.tone, section[1:]
             title = _title(head)
-            if title is None and parts:
-                parts[-1]["blocks"] += blocks
+            continues = title is None or isinstance(head, RankWaits)
+            known = [part for part in parts if title in (None, part["title"])] if continues else []
+            if known:
+                known[-1]["blocks"] += blocks
             else:
                 name = f"{prefix}{len(parts)}"
                 parts.append({"id": name, "title": title or RESULTS, "tone": tone, "blocks": blocks})
@@ -79,13 +98,9 @@ def _title(block: bl.Block) -> str | None:
             return block.text
         case Timeline():
             return "Timeline"
-        case RankWaits():
-            return "Who waits for whom"
-        case SourceExcerpt():
-            return "Source"
-        case bl.Places():
+        case bl.Places() | RankWaits():
             return "Where the ranks are"
-        case bl.Tree() | bl.Grid() | bl.Series():
+        case bl.Tree() | bl.Grid() | bl.Series() | bl.Bars():
             return block.title
         case _:
             return None
@@ -139,7 +154,7 @@ def lay_out_chart(series: bl.Series) -> dict[str, Any]:
         styles.append(LEVEL_STYLE if is_level else before if is_reference else (before + 1) % LEVEL_STYLE)
     drawable = [[(x, y) for x, y in line.points if x > 0 and y > 0 and math.isfinite(y)] for line, _ in lines]
     points = [point for those in drawable for point in those]
-    chart: dict[str, Any] = {"title": series.title, "across": [], "up": [], "curves": []}
+    chart: dict[str, Any] = {"title": series.title, "across": [], "up": [], "minor": [], "curves": []}
     if not points:
         return chart
     sizes = _limits([x for x, _ in points], room=1.0)
@@ -156,16 +171,17 @@ def lay_out_chart(series: bl.Series) -> dict[str, Any]:
     powers = [2**power for power in range(max(first, 0), last + 1, step)]
     # 1, 2 and 5 times the powers of ten within the axis, or the powers alone if those are enough
     decades = range(math.floor(math.log10(heights[0])), math.ceil(math.log10(heights[1])) + 1)
-    for factors in ((1, 2, 5), (1,)):
-        values = [factor * 10.0**decade for decade in decades for factor in factors]
-        ticks = [value for value in values if heights[0] <= value <= heights[1]]
-        if len(ticks) <= MAX_TICKS:
-            break
+    values = [factor * 10.0**decade for decade in decades for factor in (1, 2, 5)]
+    ticks = fine = [value for value in values if heights[0] <= value <= heights[1]]
+    if len(fine) > MAX_TICKS:
+        ticks = [value for value in fine if value in values[::3]]
     ticks = ticks[:: max(1, math.ceil(len(ticks) / MAX_TICKS))]
+    chart["minor"] = [height(value) for value in fine if value not in ticks] if len(fine) <= 3 * MAX_TICKS else []
     for style, (line, is_reference), those in zip(styles, lines, drawable, strict=True):
         marks = [(place(x), height(y), f"{line.name}: {y:.4g} at {format_size(x)}") for x, y in those]
         path = "M" + "L".join(f"{x} {y}" for x, y, _ in marks) if marks else ""
-        chart["curves"].append((line.name, path, [] if is_reference else marks, style, is_reference))
+        name = f"{line.name}: {line.points[0][1]:.4g}" if style == LEVEL_STYLE else line.name
+        chart["curves"].append((name, path, [] if is_reference else marks, style, is_reference))
     chart["across"] = [(place(size), format_size(size)) for size in powers]
     chart["up"] = [(height(value), f"{value:g}") for value in ticks]
     return chart
@@ -219,7 +235,8 @@ def lay_out_graph(graph: RankWaits) -> dict[str, Any]:
             line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
             for line in map(clean, filter(None, lines))
         ]
-        boxes.append((*place, cut, waiting.blamed, _words(waiting)))
+        awaited = {rank for waits, other in graph.links if waits == at for rank in graph.classes[other].ranks}
+        boxes.append((*place, cut, waiting.blamed, _words(waiting), format_ranks(awaited)))
     below = max((y for _, y in places.values()), default=0) + BOX_HEIGHT
     backward = [(one, other) for one, other in edges if places[other][0] <= places[one][0]]
     return {
@@ -280,17 +297,10 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
     four numbers each: what, start after the start of the span before, duration (-1: not ended), number (-1: none).
     """
     whats: dict[tuple[Any, ...], int] = {}
-    lanes = [
-        {
-            "rank": lane.rank,
-            "host": lane.host,
-            "state": lane.state,
-            "blamed": lane.blamed,
-            "coarse": _pack(lane.coarse, whats),
-            "detail": _pack(lane.detail, whats),
-        }
-        for lane in timeline.lanes
-    ]
+    lanes = []
+    for lane in timeline.lanes:
+        about = {"rank": lane.rank, "host": lane.host, "state": lane.state, "blamed": lane.blamed}
+        lanes.append({**about, "coarse": _pack(lane.coarse, whats), "detail": _pack(lane.detail, whats)})
     return {
         "kinds": [kind.value for kind in SpanKind],
         "startedAt": timeline.started_at,
@@ -357,11 +367,15 @@ def _ticks(time_ms: float) -> int:
 
 
 class BlockDrawer:
-    """Draws the blocks of one page, and gives those that are linked to or scripted a name of their own."""
+    """Draws the blocks of one page, and gives those that are linked to or scripted their own names.
 
-    def __init__(self, env: Environment, folder: Path | None = None) -> None:
+    A timeline opens at ``step``, if that is given.
+    """
+
+    def __init__(self, env: Environment, folder: Path | None = None, step: int | None = None) -> None:
         env.globals |= {
             "draw": self.draw,
+            "step": step,
             "heat": lambda level: round(min(max(level, 0.0), 1.0) * (HEAT_LEVELS - 1)),
             "frame": {
                 "width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM,
@@ -389,19 +403,25 @@ class BlockDrawer:
                 return macros.tree(block.title, list_frames(block), under)
             case bl.Grid():
                 return macros.grid(block, name, under)
+            case bl.Bars():
+                return macros.bars(block)
+            case SourceExcerpt():
+                code = dedent("\n".join(clean(line).replace("\n", " ") for line in block.lines))
+                colored = highlight(code, PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True))
+                return macros.source(block, list(zip(code.split("\n"), map(Markup, colored.split("\n")), strict=False)))
 
 
 FOLDER = Path(__file__).parent
 # Joined in this order to the one script of a page.
 SCRIPTS = ("page.js", "timeline_data.js", "timeline_drawing.js", "timeline.js")
-CHECK_ORDER = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PASSED, Outcome.SKIPPED)
+OUTCOMES = ("error", "crashed", "could not tell", "warning", "note", "passed", "skipped")  # as a page lists checks
 
 
 def render_html(report: Report) -> str:
     """Render the page. It loads nothing from elsewhere. Raises ``UserError`` if the report is damaged."""
-    content = bl.read_content(report)
+    content, verdict = bl.read_content(report), report.verdict
     # The folder of the user's code. Paths below it are shown without it, save in the verdict and commands.
-    places = [*(report.verdict.where if report.verdict else ()), *(row.where for row in report.ranks if row.where)]
+    places = [*(verdict.where if verdict else ()), *(row.where for row in report.ranks if row.where)]
     parent = PurePosixPath(places[0].file).parent if places else PurePosixPath()
     folder = Path(parent) if parent.is_absolute() and parent.parent != parent else None
     env = make_environment(folder)
@@ -410,8 +430,8 @@ def render_html(report: Report) -> str:
     policy = "default-src 'none'; base-uri 'none'; form-action 'none'; "
     policy += f"style-src {_hash(style)}; script-src {_hash(script)}"
     # What the headline means to the reader
-    if report.verdict is not None:
-        tone = findings.TONES[report.verdict.severity].value
+    if verdict is not None:
+        tone = findings.TONES[verdict.severity].value
     elif report.job is not None and report.job.ended_badly:
         tone = "warning"
     else:
@@ -419,40 +439,68 @@ def render_html(report: Report) -> str:
         tone = "good" if answered or not report.checks else "note"
     verb = content.verb or "".join(word for word in report.command[1:2] if word.replace("-", "").isalpha())
     others = content.others if content.ends_with_verdict else report.findings
-    ordered = sorted(others, key=lambda finding: list(Severity).index(finding.severity))
+    ordered = sorted(others, key=lambda finding: finding.severity.order)
+    # A check with a finding has the word and the tone of that finding, also if it passed with a note
+    worst = {f.code: f.severity for f in sorted(report.findings, key=lambda f: -f.severity.order)}
+    checks = []
+    for check in report.checks:
+        word, check_tone = findings.OUTCOME_WORDS[check.outcome], findings.OUTCOME_TONES[check.outcome]
+        severity = worst.get(check.code)
+        noted = check.outcome is Outcome.PASSED and severity is Severity.INFO and not check.hosts
+        if severity is not None and (noted or check.outcome is Outcome.FAILED):
+            word, check_tone = findings.severity_word(severity), findings.TONES[severity]
+        checks.append(("error" if word == "failed" else word, check_tone.value, check))
     return env.get_template("page.html.jinja").render(
-        report=report,
-        content=content,
-        title=f"ddpdoctor {verb}".strip(),
-        verdict=report.verdict,
-        headline=content.headline,
-        tone=tone,
-        parts=list_parts(content),
-        others=findings.merge_findings(finding for finding in ordered if finding != report.verdict),
-        draw=BlockDrawer(env, folder).draw,
-        folder=folder,
-        style=style,
-        script=script,
-        policy=policy,
-        counts=findings.count_checks(report),
-        checks=sorted(report.checks, key=lambda check: CHECK_ORDER.index(check.outcome)),
-        has_unknown=any(check.outcome in findings.UNKNOWN for check in report.checks),
+        report=report, content=content, verdict=verdict, headline=content.headline, tone=tone, folder=folder,
+        title=f"ddpdoctor {verb}".strip(), style=style, script=script, policy=policy, outcomes=OUTCOMES,
+        summary=list_summary(report), parts=list_parts(content, pictures := content.pictures),
+        sources=[block for block in pictures if isinstance(block, SourceExcerpt)],
+        others=findings.merge_findings(finding for finding in ordered if finding != verdict),
+        draw=BlockDrawer(env, folder, verdict.step if verdict and verdict.code.startswith(REPLICAS) else None).draw,
+        checks=sorted(checks, key=lambda row: OUTCOMES.index(row[0])),
+    )  # fmt: skip
+
+
+def list_summary(report: Report) -> list[tuple[str, str]]:
+    """Return the facts of the strip above the verdict, each with its name. What is not known is left out."""
+    job, run, rates = report.job, report.data.get("run"), [pace["step_ms"] for pace in read_paces(report).values()]
+    hosts, torch, backend = {row.host: None for row in report.ranks}, "", ""
+    if isinstance(run, dict):
+        torch, backend = (str(run.get(name) or "") for name in ("torch_version", "backend"))
+    if "results" in report.data:
+        bench = read_bandwidth(report)
+        hosts, backend = dict.fromkeys(bench.hosts), bench.settings.backend
+        torch = ", ".join(dict.fromkeys(member.torch for member in bench.members))
+    try:
+        start, end = (datetime.fromisoformat(at.replace("Z", "+00:00")) for at in (report.started_at, report.ended_at))
+        duration = format_span(max(0.0, (end - start).total_seconds()))
+    except (ValueError, TypeError):  # a damaged or foreign file
+        duration = ""
+    consistency = read_picture(Consistency, report.data.get("consistency"))
+    compared = [stream for stream in consistency.streams if stream.compared] if consistency else []
+    facts = (
+        ("Duration", duration),
+        ("Hosts", format_hosts(filter(None, hosts)) or (str(job.nnodes) if job else "")),
+        ("Ranks", str(job.world_size or "") if job else ""),
+        ("torch", torch),
+        ("Backend", ", ".join(dict.fromkeys(part.rpartition(":")[2] for part in backend.split(",")))),
+        ("Steps/s", format_digits(1e3 / median(rates)) if rates and median(rates) > 0 else ""),
+        ("Replicas", ("differ" if any(stream.differences for stream in compared) else "equal") if compared else ""),
     )
+    return [(name, value) for name, value in facts if value]
 
 
 def make_environment(folder: Path | None = None) -> Environment:
     """Return the templates' environment. Paths below ``folder`` lose it, unless the filter ``whole`` keeps them."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import escape
 
     def finalize(value: Any) -> Any:
         """Show control and bidi characters of a plain text. Markup has been through this already."""
         return value if hasattr(value, "__html__") or not isinstance(value, str) else clean(value, folder)
 
-    def by_place(where: tuple[Place, ...]) -> list[tuple[tuple[int, ...], Place]]:
-        places = {format_place(place): place for place in reversed(where)}
-        ranks = grouped((format_place(place), place.rank) for place in where)
-        return [(tuple(at), places[line]) for line, at in ranks.items()]
+    def whole(text: str) -> Markup:
+        """Show a text with all its paths, and keep each option or quoted command on one line."""
+        return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(clean(text)))))  # noqa: S704 - escaped before
 
     def by_group(columns: tuple[bl.Column, ...]) -> list[tuple[str, int]]:
         groups = itertools.groupby(columns, lambda column: column.group)
@@ -468,10 +516,13 @@ def make_environment(folder: Path | None = None) -> Environment:
     )
     env.filters |= {
         "ranks": format_ranks, "hosts": format_hosts, "time": format_time, "word": findings.severity_word,
-        "tone": lambda severity: findings.TONES[severity].value, "outcome_word": findings.OUTCOME_WORDS.get,
-        "outcome_tone": lambda outcome: findings.OUTCOME_TONES[outcome].value,
-        "is_command": lambda fix: findings.COMMAND.match(fix) is not None, "whole": lambda text: escape(clean(text)),
-        "title_of": title_of, "check_words": findings.check_words, "by_place": by_place, "by_group": by_group,
+        "tone": lambda severity: findings.TONES[severity].value,
+        "is_command": lambda fix: findings.COMMAND.match(fix) is not None, "whole": whole,
+        "title_of": title_of, "check_words": findings.check_words, "by_group": by_group,
+        "by_place": lambda where: [
+            (tuple(place.rank for place in alike), alike[0])
+            for alike in grouped((format_place(place), place) for place in where).values()
+        ],
         "rows": lambda table: list(zip(*(column.cells for column in table.columns), strict=True)),
     }  # fmt: skip
     return env

@@ -18,14 +18,27 @@ class Timeline extends TimelineDrawing {
     const first = Math.min(...drawn.map(timelineData.firstMs), this.length) - this.length * 0.02;
     this.end = this.firstView(Math.max(hasDetail ? this.data.detailFromMs : 0, first));
     this.show(...this.end);
+    this.start.textContent = this.opensAt ? this.opensAt[0].toUpperCase() + this.opensAt.slice(1) : "The end";
     this.listen();
     this.fold();
   }
 
-  // Return what is shown at first: the last spans before the fault and what follows, or the end if no fault is known.
+  // Return what is shown at first: the step that the verdict names; else the last spans before the fault and what
+  // follows; else, of a job that finished, a usual step; else the end.
   firstView(first) {
-    const fault = this.data.events.find((one) => one.fault && one.atMs > first);
-    if (!fault) return [first, this.length];
+    const named = this.figure.dataset.step && timelineData.findStep(Number(this.figure.dataset.step), this.data);
+    const fault = !named && this.data.events.find((one) => one.fault && one.atMs > first);
+    if (!fault) {
+      const leaders = this.data.lanes.filter((lane) => lane.detail.length);
+      const isOpen = leaders.some((lane) => timelineData.spansOf(lane, this.data).some((span) => span.isOpen));
+      const finished = !isOpen && !this.data.events.length && leaders.length > 0;
+      const step = named || (finished && timelineData.usualStep(leaders[0], this.data));
+      if (!step) return [first, this.length];
+      this.opensAt = step.number === null ? step.label : `step ${step.number}`;
+      const room = (step.endMs - step.startMs) * 0.6;
+      return [Math.max(step.startMs - room, 0), Math.min(step.endMs + room, this.length)];
+    }
+    this.opensAt = "the fault";
     const lane = this.byRank.get(fault.ranks[0]) || this.data.lanes[0];
     const spans = timelineData.spansOf(lane, this.data).filter((span) => span.kind !== "step" && span.startMs < fault.atMs);
     const starts = spans.map((span) => span.startMs).sort((one, other) => one - other);

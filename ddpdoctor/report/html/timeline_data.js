@@ -27,16 +27,38 @@ const timelineData = (() => {
     return spans.sort((one, other) => (one.kind === "wait") - (other.kind === "wait") || one.startMs - other.startMs);
   }
 
-  // Return what a lane did: the whole run in few spans, and every call of the end where that is known.
+  // Return what a lane did: its steps, the rest of the run in few spans, and every call of the end where that is known.
   function spansOf(lane, data) {
     if (!lane.spans) {
       const detail = unpack(lane.detail, data);
       const coarse = unpack(lane.coarse, data);
-      const before = detail.length ? coarse.filter((span) => span.startMs < data.detailFromMs) : coarse;
       const cut = detail.length ? data.detailFromMs : Infinity;
-      lane.spans = [...before.map((span) => (span.endMs > cut ? { ...span, endMs: cut, isOpen: false } : span)), ...detail];
+      const before = coarse.filter((span) => span.startMs < cut || span.kind === "step");
+      const ended = (span) => (span.endMs > cut && span.kind !== "step" ? { ...span, endMs: cut, isOpen: false } : span);
+      lane.spans = [...before.map(ended), ...detail];
     }
     return lane.spans;
+  }
+
+  // Return the span of a step, or of the steps with it among them, on the first lane that has it.
+  function findStep(number, data) {
+    const holds = (span) => {
+      const [first, last] = span.label.match(/\d+/g) || [];
+      return span.kind === "step" && (span.number === number || (last && first <= number && number <= last));
+    };
+    for (const lane of data.lanes) {
+      const found = spansOf(lane, data).find(holds);
+      if (found) return found;
+    }
+    return null;
+  }
+
+  // Return a step of usual length, of those with every call if there are such, or null if no step is known.
+  function usualStep(lane, data) {
+    const steps = spansOf(lane, data).filter((span) => span.kind === "step" && span.number !== null);
+    const late = steps.filter((span) => span.startMs >= data.detailFromMs);
+    const sorted = (late.length ? late : steps).sort((one, other) => one.endMs - one.startMs - other.endMs + other.startMs);
+    return sorted[Math.floor(sorted.length / 2)] || null;
   }
 
   // Return when a lane begins, without unpacking it.
@@ -82,5 +104,5 @@ const timelineData = (() => {
     return `rank${numbers.length > 1 ? "s" : ""} ${written}`;
   }
 
-  return { BANDS, spansOf, firstMs, duration, clock, name, words, ranks };
+  return { BANDS, spansOf, findStep, usualStep, firstMs, duration, clock, name, words, ranks };
 })();

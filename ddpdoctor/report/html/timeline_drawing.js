@@ -11,11 +11,13 @@ class TimelineDrawing {
       return one;
     };
     this.range = page.make("span", { class: "dim" });
+    this.start = button("", "Show what was shown first", () => this.show(...this.end));
+    this.list = page.make("ul", { class: "legend" });
     const tools = page.make(
       "div", { class: "tools", role: "toolbar", "aria-label": "Timeline" },
       button("+", "Zoom in", () => this.zoom(0.5)), button("\u2212", "Zoom out", () => this.zoom(2)),
       button("Whole run", "Show the whole run", () => this.show(0, this.length)),
-      button(this.data.events.some((one) => one.fault) ? "The fault" : "The end", "Show the end in detail", () => this.show(...this.end)),
+      this.start,
       this.range,
     );
     this.strip = page.makeSvg("svg", { class: "strip", height: 40, "aria-hidden": "true" });
@@ -26,7 +28,7 @@ class TimelineDrawing {
       "div", { class: "plot", tabindex: 0, role: "group", "aria-label": "Lanes of ranks. " + TimelineDrawing.KEYS }, axis, this.rows,
     );
     this.saying = page.make("p", { class: "saying dim keys" }, TimelineDrawing.KEYS);
-    stage.append(this.hatching(), tools, this.strip, this.plot, this.legend(), this.saying);
+    stage.append(this.hatching(), tools, this.strip, this.plot, this.list, this.saying);
   }
 
   hatching() {
@@ -35,21 +37,21 @@ class TimelineDrawing {
     return page.makeSvg("svg", { class: "hidden", "aria-hidden": "true" }, page.makeSvg("defs", {}, pattern));
   }
 
-  legend() {
-    const used = new Set(this.data.whats.map((what) => this.data.kinds[what[0]]));
-    const list = page.make("ul", { class: "legend" });
-    for (const kind of this.data.kinds.filter((one) => used.has(one))) {
-      const swatch = page.makeSvg("svg", { width: 16, height: 12, "aria-hidden": "true" });
-      swatch.append(page.makeSvg("rect", { class: `k-${kind}`, width: 16, height: 12, rx: 2 }));
-      if (kind === "wait") swatch.append(page.makeSvg("rect", { class: "wait-hatch", width: 16, height: 12 }));
-      list.append(page.make("li", {}, swatch, ` ${kind}`));
+  // The legend has what is drawn, and nothing else.
+  drawLegend() {
+    const swatch = (...parts) => page.makeSvg("svg", { width: 16, height: 12, "aria-hidden": "true" }, ...parts);
+    const drawn = (what) => [this.strip, this.rows].some((part) => part.querySelector(what));
+    const entries = this.data.kinds.filter((kind) => drawn(`.k-${kind}`)).map((kind) => {
+      const parts = [page.makeSvg("rect", { class: `k-${kind}`, width: 16, height: 12, rx: 2 })];
+      if (kind === "wait") parts.push(page.makeSvg("rect", { class: "wait-hatch", width: 16, height: 12 }));
+      return page.make("li", {}, swatch(...parts), ` ${kind}`);
+    });
+    for (const [what, label] of [[".event-mark.fault", "the fault"], [".event-mark:not(.fault)", "other event"]]) {
+      if (!this.ticks.querySelector(what)) continue;
+      const mark = page.makeSvg("path", { class: what.includes("not") ? "event-mark" : "event-mark fault", d: "M2 1H14L8 11z" });
+      entries.push(page.make("li", {}, swatch(mark), ` ${label}`));
     }
-    if (this.data.events.length) {
-      const mark = page.makeSvg("svg", { width: 16, height: 12, "aria-hidden": "true" });
-      mark.append(page.makeSvg("path", { class: "event-mark", d: "M2 1H14L8 11z" }));
-      list.append(page.make("li", {}, mark, " what happened"));
-    }
-    return list;
+    this.list.replaceChildren(...entries);
   }
 
   makeRow(row, at) {
@@ -79,6 +81,7 @@ class TimelineDrawing {
       this.drawStrip();
       this.drawTicks();
       this.drawRows();
+      this.drawLegend();
     });
   }
 
@@ -164,7 +167,11 @@ class TimelineDrawing {
     const fits = Math.floor((room - 8) / 6);
     if (span.band !== "step" && fits >= Math.min(text.length, 5)) {
       const shown = text.length > fits ? `${text.slice(0, fits - 1)}\u2026` : text;
-      parts.push(page.makeSvg("text", { class: span.kind === "wait" ? "over-wait" : "", x: left + 4, y: y + 11 }, shown));
+      // No hatching behind a label
+      if (span.kind === "wait") {
+        parts.push(page.makeSvg("rect", { class: "k-wait", x: left + 1, y: y + 1, width: Math.min(shown.length * 6.4 + 6, room - 2), height: height - 2 }));
+      }
+      parts.push(page.makeSvg("text", { x: left + 4, y: y + 11 }, shown));
     }
     return parts;
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,15 @@ from ddpdoctor.report.blocks import (
     not_shown,
     table_of,
 )
-from ddpdoctor.report.findings import OUTCOME_TONES, OUTCOME_WORDS, TONES, count_findings, name_check, severity_word
+from ddpdoctor.report.findings import (
+    OUTCOME_TONES,
+    OUTCOME_WORDS,
+    TONES,
+    UNKNOWN,
+    count_findings,
+    name_check,
+    severity_word,
+)
 from ddpdoctor.report.lines import format_hosts
 from ddpdoctor.report.verbs.job import EQUAL, SAME_LETTER, letter, tone_of
 
@@ -105,17 +114,20 @@ def checklist_content(report: Report, *about: Section, pictures: Callable[[], It
     hosts = report.data.get("hosts")
     count = len(hosts) if isinstance(hosts, list) else 0
     # The verdict. If there is none, say "no problem found" only if something was checked.
-    outcomes = {check.outcome for check in report.checks}
-    headline = "nothing was checked" if outcomes <= {Outcome.SKIPPED} else "cannot tell"
+    outcomes = Counter(check.outcome for check in report.checks)
+    headline = "nothing was checked" if outcomes.keys() <= {Outcome.SKIPPED} else "cannot tell"
+    unknown = ((outcomes[each], word) for each, word in OUTCOME_WORDS.items() if each in UNKNOWN)
+    untold = [f"{count_of(times, 'check')} {word}" for times, word in unknown if times]
     if report.verdict is not None:
         headline = report.verdict.summary
     elif Outcome.PASSED in outcomes or not outcomes:
-        headline = "no problem found"
+        headline = f"no problem found{', but ' if untold else ''}{' and '.join(untold)}"
     # With --nnodes, world_size counts nodes, not ranks.
     ranks = report.data.get("world_size") if report.data.get("launcher") not in ("none", "nnodes") else None
     parts = [count_of(count, "host") if count > 1 else "", count_of(ranks, "rank") if isinstance(ranks, int) else ""]
     return Content(
         headline=headline,
+        tone=Tone.WARNING if untold else Tone.PLAIN,
         status=", ".join(filter(None, (*parts, count_findings(report.findings)))),
         about=about,
         several_hosts=count > 1,
@@ -130,10 +142,8 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> Iterator[Grid]:
     paths = [str(file.get("path")) for file in files]
     short = [PurePath(path).name for path in paths]
     names = short if len(set(short)) == len(short) else paths
-    held = [
-        [part for part in parts if isinstance(part, str)] if isinstance(parts := file.get("parts"), list) else []
-        for file in files
-    ]
+    parts = [file.get("parts") for file in files]
+    held = [[part for part in own if isinstance(part, str)] if isinstance(own, list) else [] for own in parts]
     kinds = [part.value for part in StatePart if any(part.value in own for own in held)]
     yes, no = GridCell("yes", tone=Tone.GOOD), GridCell("no", tone=Tone.NOTE)
     rows: dict[str, dict[int, GridCell]] = {"read": {}, "checksums": {}, "NaN and infinity": {}, "tensors": {}}
@@ -266,9 +276,7 @@ def _grid(title: str, ranks: Sequence[int], both: Sequence[Sequence[int]], count
         row[at] = GridCell(str(both[at][at]), tone=Tone.STRONG, about=about)
         cells.append(tuple(row))
     legend = (LEGEND, *not_shown(count - len(ranks), "rank"))
-    return Grid(
-        title=title, rows=names, columns=names, cells=tuple(cells), row_name="rank", column_name="rank", legend=legend
-    )
+    return Grid(title, names, names, tuple(cells), "rank", "rank", legend)
 
 
 def shares_content(report: Report) -> Content:

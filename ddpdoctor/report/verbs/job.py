@@ -17,7 +17,7 @@ from ddpdoctor.model.words import count_of, format_numbers, grouped, majority_of
 from ddpdoctor.report import blocks as bl
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings, places_of, read_part, read_picture
 from ddpdoctor.report.lines import format_ranks, merge_places, title_of
-from ddpdoctor.report.verbs.speed import speed_pictures, speed_sections
+from ddpdoctor.report.verbs.speed import STRAGGLER, speed_bars, speed_data, speed_headline, speed_sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,12 +26,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, RankRow, Report
 
 REPLICAS = "DD50"  # the codes of findings about replicas begin with it
-NOUNS = {
-    What.PARAMETER: "parameters",
-    What.GRADIENT: "gradients",
-    What.BUFFER: "buffers",
-    What.STATE: "optimizer state",
-}
+NOUN = {What.PARAMETER: "parameters", What.GRADIENT: "gradients", What.BUFFER: "buffers", What.STATE: "optimizer state"}
 SAME_LETTER = "Equal letters: equal contents. Most have A."
 EQUAL, OTHER = "equal", "other"
 DATA = "DD70"  # the codes of findings about data begin with it
@@ -65,9 +60,9 @@ def consistency_pictures(consistency: Consistency | None, findings: Iterable[Fin
         differences = {each.what: each for each in stream.differences}
         for what in stream.kinds:
             if (difference := differences.get(what)) is None:
-                rows.append((f"all {NOUNS[what]}", equal))
+                rows.append((f"all {NOUN[what]}", equal))
             elif others := difference.of - difference.differing:
-                rows.append((f"{count_of(others, 'other')} ({NOUNS[what]})", equal))
+                rows.append((f"{count_of(others, 'other')} ({NOUN[what]})", equal))
         points = "at the end" if stream.clock is StreamClock.END else f"at each {stream.clock.value}"
         model = f", model {stream.model}" if several and stream.model > 0 else ""
         outside = ", parameters outside DDP" if stream.model < 0 else ""
@@ -242,8 +237,12 @@ def job_content(report: Report) -> bl.Content:
     if attempts:
         attempt_sections.append((bl.Heading(f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),))
     sections = places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)
+    # The time of a step is a picture if no section has it
+    asks = speed_data(report).get("asked") or any(finding.code == STRAGGLER for finding in report.findings)
+    has_bars = any(isinstance(block, bl.Bars) for section in sections for block in section)
     return bl.Content(
         headline=_headline(report, restarts),
+        tone=bl.Tone.PLAIN if ended_badly else speed_headline(report)[1],
         status=status_words(report, restarts),
         sections=(*attempt_sections, *sections),
         remarks=(*(() if replicas is None else (replicas,)), *starved),
@@ -253,7 +252,7 @@ def job_content(report: Report) -> bl.Content:
             *job_pictures(report),
             *consistency_pictures(read_picture(Consistency, report.data.get("consistency")), report.findings),
             *loader_pictures(report),
-            *(() if ended_badly else speed_pictures(report)),
+            *(speed_bars(report) if asks and not ended_badly and not has_bars else ()),
         ),
     )
 
@@ -281,14 +280,17 @@ def _headline(report: Report, restarts: int) -> str:
     if restarts > 0:
         return f"the job finished after {count_of(restarts, 'restart')}"
     crashed = sum(check.outcome is Outcome.CRASHED for check in report.checks)
-    return "no problem found" + (f", but {count_of(crashed, 'check')} crashed" if crashed else "")
+    found = speed_headline(report)[0] or "no problem found"
+    return f"no problem found, but {count_of(crashed, 'check')} crashed" if crashed else found
 
 
 def status_words(report: Report, restarts: int) -> str:
     """Say how the job ended, and how many findings there are without a verdict."""
     words = []
     if report.job is not None:
-        words.append(report.job.status.value)
+        after = "after the crash" if report.verdict is not None and report.verdict.kind == "crash" else ""
+        more = {JobStatus.HUNG: after, JobStatus.INTERRUPTED: after, JobStatus.RUNNING: "(interim report)"}
+        words.append(f"{report.job.status.value} {more.get(report.job.status, '')}".rstrip())
         words += [] if report.job.world_size is None else [count_of(report.job.world_size, "rank")]
         words += [f"exit status {report.job.exit_status}"] if report.job.exit_status else []
     words += [f"after {count_of(restarts, 'restart')}"] if restarts > 0 else []
@@ -327,7 +329,7 @@ def replica_words(report: Report) -> str | None:
         every = max(stream.every for stream in compared)
         chosen = f"; every {every} steps, to take less than 1 % of the time" if every >= SPARSE_STEPS else ""
         return f"replicas equal: {checks}{chosen}"
-    nouns = " and ".join(NOUNS[what] for what in differing)
+    nouns = " and ".join(NOUN[what] for what in differing)
     return f"replicas compared: {checks}; {nouns} differ, but no rule reports this as wrong"
 
 

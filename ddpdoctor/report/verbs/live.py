@@ -187,10 +187,7 @@ def fold(ranks: Iterable[RankNow]) -> list[list[RankNow]]:
         if not first.trains:
             lines = [(where.file, where.line) if where is not None else None for where in (first.where, other.where)]
             return first.step == other.step and lines[0] == lines[1]
-        paces, waits = (
-            (first.step_ms or 0.0, other.step_ms or 0.0),
-            (first.waits_share or 0.0, other.waits_share or 0.0),
-        )
+        paces, waits = ([getattr(rank, name) or 0.0 for rank in (first, other)] for name in ("step_ms", "waits_share"))
         is_same_pace = abs(paces[0] - paces[1]) <= PACE_APART * max(paces)
         return abs(first.step - other.step) <= STEPS_APART and is_same_pace and abs(waits[0] - waits[1]) <= WAITS_APART
 

@@ -77,15 +77,11 @@ def pair_pictures(seen: Rendezvous) -> Iterator[Grid]:
     hosts = {visit.number: visit.host for visit in seen.visits}
     numbers = sorted(hosts, key=lambda number: (number not in bad, number))
     shown = sorted(numbers[:MAX_COLUMNS])
-    yield Grid(
-        title="connections between nodes, from the node of the row to that of the column",
-        rows=tuple(f"{number} {hosts[number]}".strip() for number in shown),
-        columns=tuple(map(str, shown)),
-        cells=tuple(tuple(cells.get((source, target), GridCell()) for target in shown) for source in shown),
-        row_name="from",
-        column_name="to",
-        legend=(*_legend(seen), *not_shown(len(hosts) - len(shown), "node")),
-    )
+    title = "connections between nodes, from the node of the row to that of the column"
+    names = tuple(f"{number} {hosts[number]}".strip() for number in shown)
+    body = tuple(tuple(cells.get((source, target), GridCell()) for target in shown) for source in shown)
+    legend = (*_legend(seen), *not_shown(len(hosts) - len(shown), "node"))
+    yield Grid(title, names, tuple(map(str, shown)), body, "from", "to", legend)
 
 
 def rendezvous_content(report: Report) -> Content:

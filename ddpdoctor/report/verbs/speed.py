@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.steps import Budget, NetworkUse
 from ddpdoctor.model.tuning import Bound, PredictedStep, RunDifferences, SpeedComparison, Topic
-from ddpdoctor.model.words import count_of, format_about, format_numbers
+from ddpdoctor.model.words import count_of, format_about
 from ddpdoctor.report import blocks as bl
 from ddpdoctor.report.findings import read_part, read_picture
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.steps import PhaseRow
     from ddpdoctor.model.tuning import RunSpeed
 
 LEAST_GAIN = 0.05  # Of the step. Our choice: predictions are off by about as much.
 MOST_ROWS = 5
+LOW_EFFICIENCY = 0.7  # our choice: below this, a job without a finding deserves attention as well
+LOADING, LACKING = "data loading", "waited for a core"  # the phase of the budget, and what a prediction is refused for
 SHOWN_SHARE = 0.001  # phases below this share of the step on every rank are left out
 STEP = "step"
 LIMIT = (
@@ -44,7 +46,7 @@ def speed_sections(report: Report) -> tuple[bl.Section, ...]:
     mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
     phases = []
     for row in budget.phases:
-        if is_shown(row, budget):
+        if max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms:
             share, worst = f"{row.critical_ms / budget.wall_ms:.1%}", f"{number(row.worst_ms)} (rank {row.worst_rank})"
             phases.append((row.phase, number(row.critical_ms), share, number(row.median_ms), worst))
     network = network_words(read_part(NetworkUse, said.get("network"), "use of the network"))
@@ -58,6 +60,7 @@ def speed_sections(report: Report) -> tuple[bl.Section, ...]:
         lines.append(f"ddpdoctor's own checks of replicas take {ms(budget.own_ms)} a step more, and are not included")
     shown: bl.Section = (
         bl.Heading(f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
+        *speed_bars(report),
         bl.table_of(("phase", ("critical rank", "ms"), "share", ("median rank", "ms"), ("worst rank", "ms")), phases),
         *(bl.Text(line, indent=2) for line in (*lines, network) if line),
     )
@@ -78,14 +81,29 @@ def speed_sections(report: Report) -> tuple[bl.Section, ...]:
     return (shown, (heading, table, *([more] if refused else ())))
 
 
+def speed_headline(report: Report) -> tuple[str, bl.Tone]:
+    """Say what share of a step could be won back, or that cores are contended; nothing without a time budget."""
+    said = speed_data(report)
+    budget = read_part(Budget, said.get("budget"), "time budget") if said.get("asked") else None
+    if budget is None:
+        return "", bl.Tone.PLAIN
+    parts = {"communication": budget.communication_share, "waiting for slower ranks": budget.waiting_share}
+    parts |= {row.phase: row.median_ms / budget.wall_ms for row in budget.phases if row.phase == LOADING}
+    part, share = max(parts.items(), key=lambda item: item[1])
+    words = f"{part} takes {share:.0%} of a step, the largest part that could be won back"
+    words = words if share >= LEAST_GAIN else f"less than {LEAST_GAIN:.0%} of a step could be won back"
+    predictions = read_part(tuple[PredictedStep, ...], said.get("predictions"), "predictions") or ()
+    if lacking := next((step.reason for step in predictions if LACKING in step.reason), ""):
+        words = f"the cores are contended: {lacking}"
+    if budget.efficiency_bound >= LOW_EFFICIENCY:
+        return f"no problem found{', but' if lacking else ';'} {words}", bl.Tone.PLAIN
+    return f"{words}; scaling efficiency is at most {budget.efficiency_bound:.0%}", bl.Tone.WARNING
+
+
 def speed_data(report: Report) -> dict[str, Any]:
     """Return what a report says of speed. Empty if it says nothing, or is damaged there."""
     plain = report.data.get("speed")
     return plain if isinstance(plain, dict) else {}
-
-
-def is_shown(row: PhaseRow, budget: Budget) -> bool:
-    return max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms
 
 
 def network_words(use: NetworkUse | None) -> str | None:
@@ -106,73 +124,49 @@ def ms(value: float) -> str:
 
 STRAGGLER = "DD610"
 SPEED = "DD8"
-NAMED = f"{bl.MARK}a rank that a finding about speed names"
-# Names of the medians that a report has of each rank. The first four are without waiting.
+MAX_BARS = 24  # our choice: more bars cannot be compared by eye
+WAITING = "waiting for ranks"  # also the name of this phase in a budget
+# Names of the medians that a report has of each rank. All but the last are without waiting.
 PHASES = {
     "before_forward_ms": "before forward",
     "forward_ms": "forward",
     "between_ms": "between forward and backward",
     "backward_ms": "backward",
-    "waited_ms": "waits for other ranks",
-    "step_ms": "the whole step",
+    "waited_ms": WAITING,
 }
 
 
-def speed_pictures(report: Report) -> Iterator[bl.Grid]:
-    """Yield grids of phases if the user asked for speed or a rank is slow. Nothing if they are not known."""
-    asked = bool(speed_data(report).get("asked"))
-    budget = read_picture(Budget, speed_data(report).get("budget")) if asked else None
-    phases = [] if budget is None else [row for row in budget.phases if is_shown(row, budget)]
-    if budget is not None and phases:
-        wall_ms = budget.wall_ms
-
-        def cell(time_ms: float, whose: str = "") -> bl.GridCell:
-            about = f"{ms(time_ms)}, {time_ms / (wall_ms or 1):.1%} of the step{whose}"
-            return bl.GridCell(number(time_ms), about=about, level=bl.linear_level(time_ms, wall_ms))
-
-        yield bl.Grid(
-            title="time of a step by phase, in ms",
-            rows=tuple(row.phase for row in phases),
-            columns=("critical rank", "median rank", "worst rank"),
-            cells=tuple(
-                (cell(row.critical_ms), cell(row.median_ms), cell(row.worst_ms, f" on rank {row.worst_rank}"))
-                for row in phases
-            ),
-            row_name="phase",
-            column_name="rank",
-            legend=("The darker, the more of the step.",),
-        )
-    if asked or any(finding.code == STRAGGLER for finding in report.findings):
-        yield from _pace_pictures(report)
+def speed_bars(report: Report) -> Iterator[bl.Bars]:
+    """Yield the time of a step on each rank by phase, if that is known. Of many ranks, the busiest are shown."""
+    budget, phases = read_picture(Budget, speed_data(report).get("budget")), {}
+    if budget is not None:
+        rows = [row for row in budget.phases if max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms]
+        phases = {row.phase: dict(zip(budget.ranks, row.ranks_ms, strict=False)) for row in rows}
+    if not any(phases.values()):  # an older run, or too few steps for a budget
+        paces = read_paces(report)
+        phases = {label: {rank: pace[key] for rank, pace in paces.items()} for key, label in PHASES.items()}
+    slow = (finding for finding in report.findings if finding.code.startswith((STRAGGLER, SPEED)))
+    named = {rank for finding in slow for rank in finding.ranks}
+    ranks = set[int]().union(*phases.values())
+    busy = {rank: sum(times.get(rank, 0) for name, times in phases.items() if name != WAITING) for rank in ranks}
+    shown = sorted(sorted(ranks, key=lambda rank: (rank not in named, -busy[rank]))[:MAX_BARS])
+    if shown:
+        values = {rank: tuple(times.get(rank, 0) for times in phases.values()) for rank in shown}
+        bars = tuple((f"rank {rank}", rank in named, values[rank]) for rank in shown)
+        legend = bl.not_shown(len(ranks) - len(shown), "rank")
+        yield bl.Bars(title="usual step by rank", unit="ms", parts=tuple(phases), rows=bars, legend=legend)
 
 
-def _pace_pictures(report: Report) -> Iterator[bl.Grid]:
-    """Yield the grid of phases by ranks. Of many ranks, those that compute for longest."""
-    # A row that lacks one, as in a damaged report, is left out.
+def read_paces(report: Report) -> dict[int, Mapping[str, float]]:
+    """Return the usual step of each rank. A row that lacks a time, as in a damaged report, is left out."""
     rows = report.data.get("steps")
     paces: dict[int, Mapping[str, float]] = {}
     for row in rows if isinstance(rows, list) else ():
         rank: Any = row.get("rank") if isinstance(row, dict) else None
-        values = [row.get(key) for key in PHASES] if type(rank) is int else [None]
+        values = [row.get(key) for key in ("step_ms", *PHASES)] if type(rank) is int else [None]
         if all(type(value) in {int, float} and math.isfinite(value) for value in values):  # type: ignore[arg-type]
             paces[rank] = row
-    if len(paces) < 2:
-        return
-    slowest = sorted(paces, key=lambda rank: paces[rank]["waited_ms"] - paces[rank]["step_ms"])
-    shown = {rank: paces[rank] for rank in sorted(slowest[: bl.MAX_COLUMNS])}
-    slow = (finding for finding in report.findings if finding.code.startswith((STRAGGLER, SPEED)))
-    named = {rank for finding in slow for rank in finding.ranks}
-    longest = max(pace["step_ms"] for pace in shown.values())
-
-    def name(ranks: Sequence[int]) -> str:
-        return (bl.MARK if named.intersection(ranks) else "") + format_numbers(ranks)
-
-    def cell(value: float) -> bl.GridCell:
-        return bl.GridCell(number(value), about=ms(value), level=bl.linear_level(value, longest))
-
-    by_phase = [(label, {rank: cell(pace[key]) for rank, pace in shown.items()}) for key, label in PHASES.items()]
-    legend = (*((NAMED,) if named & shown.keys() else ()), *bl.not_shown(len(paces) - len(shown), "rank"))
-    yield bl.grid_by_member("usual step by rank, in ms", by_phase, shown, name, axes=("phase", "rank"), legend=legend)
+    return paces
 
 
 def comparison_content(report: Report) -> bl.Content:
@@ -181,6 +175,15 @@ def comparison_content(report: Report) -> bl.Content:
     least_ms = SHOWN_SHARE * max(found.first.wall_ms, found.second.wall_ms)
     every = [*((phase.phase, phase.time) for phase in found.phases), (STEP, found.step)]
     rows = [(name, time) for name, time in every if name == STEP or max(time.first_ms, time.second_ms) >= least_ms]
+    shown, tones = [], dict[int, bl.Tone]()
+    for at, (name, time) in enumerate(rows):
+        way, tone = ("shorter", bl.Tone.GOOD) if time.change_ms < 0 else ("longer", bl.Tone.WARNING)
+        span = f"{_signed(time.low_ms)} to {_signed(time.high_ms)}"
+        times = (number(time.first_ms), number(time.second_ms), _signed(time.change_ms), span)
+        shown.append((name, *times, way if time.is_change else ""))
+        tones |= {at: tone} if time.is_change else {}
+    heads = ("phase", ("A", "ms"), ("B", "ms"), ("B - A", "ms"), ("95% interval", "ms"), "changed")
+    table = bl.table_of(heads, shown, left={"phase", "changed"}, tones=tones)
     fields = ("first_ms", "second_ms", "change_ms", "low_ms", "high_ms", "is_change")
     texts = [f"{one.name}: {one.first} in A, {one.second} in B" for one in found.unequal]
     title = "what else differs" if texts else "no other setting that was recorded differs"
@@ -188,29 +191,7 @@ def comparison_content(report: Report) -> bl.Content:
         headline=verdict_of(found),
         about=((about,),),
         sections=(
-            (
-                bl.Heading("time of a step, on the rank that the others wait for"),
-                bl.table_of(
-                    ("phase", ("A", "ms"), ("B", "ms"), ("B - A", "ms"), ("95% interval", "ms"), "changed"),
-                    [
-                        (
-                            name,
-                            number(time.first_ms),
-                            number(time.second_ms),
-                            _signed(time.change_ms),
-                            f"{_signed(time.low_ms)} to {_signed(time.high_ms)}",
-                            ("shorter" if time.change_ms < 0 else "longer") if time.is_change else "",
-                        )
-                        for name, time in rows
-                    ],
-                    left={"phase", "changed"},
-                    tones={
-                        at: bl.Tone.GOOD if time.change_ms < 0 else bl.Tone.WARNING
-                        for at, (_, time) in enumerate(rows)
-                        if time.is_change
-                    },
-                ),
-            ),
+            (bl.Heading("time of a step, on the rank that the others wait for"), table),
             (bl.Heading(title), *([bl.items(texts, "  ")] if texts else [])),
         ),
         records=bl.Records(
@@ -274,9 +255,9 @@ def run_diff_content(report: Report) -> bl.Content:
     if found.differences:
         rows, facts = [], []
         for each in found.differences:
-            rows.append((each.topic.value, each.name, _cut(each.first), _cut(each.second)))
-            texts = (each.name, f"A: {each.first or ABSENT}", f"B: {each.second or ABSENT}")
-            facts.append(bl.FactEntry(each.topic.value, texts))
+            rows.append((each.topic.value, each.name, *show_apart(each.first, each.second)))
+            a, b = show_apart(each.first, each.second, 2 * MAX_CELL)
+            facts.append(bl.FactEntry(each.topic.value, (each.name, f"A: {a or ABSENT}", f"B: {b or ABSENT}")))
         table = bl.table_of(HEADS, rows, left=4, instead=(bl.FactList(tuple(facts)),))
         sections.append((bl.Heading("differences, the most telling first"), table))
     if found.not_compared:
@@ -291,7 +272,7 @@ def run_diff_content(report: Report) -> bl.Content:
         headline = f"the runs differ only in {' and '.join(topics)}"
     else:
         more = f", and {count_of(len(causes) - 1, 'more difference')}" if len(causes) > 1 else ""
-        a, b = (_cut(value) or "not set" for value in (causes[0].first, causes[0].second))
+        a, b = (value or "not set" for value in show_apart(causes[0].first, causes[0].second))
         headline = f"the runs differ in {causes[0].name}: {a} in A, {b} in B{more}"
     return bl.Content(
         headline=headline,
@@ -305,5 +286,17 @@ def run_diff_content(report: Report) -> bl.Content:
     )
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…"
+def show_apart(first: str, second: str, most: int = MAX_CELL) -> tuple[str, str]:
+    """Return two texts, or of long ones only the words in which they differ, each cut to ``most`` characters."""
+    texts = [first, second]
+    if max(map(len, texts)) > most:
+        a, b = (re.findall(r"[^ /]*[ /]|[^ /]+", text) for text in texts)
+        left_out, before = ["", ""], ""
+        for number, at in enumerate((0, -1)):
+            while a and b and a[at] == b[at]:
+                before, left_out[number] = (b[0], "…") if at == 0 else (before, "…")
+                del a[at], b[at]
+        left_out[0] += before if before.startswith("-") else ""  # the option whose value differs
+        texts = ["".join(words).join(left_out) for words in (a, b)]
+    first, second = (text if len(text) <= most else f"{text[: most - 1]}…" for text in texts)
+    return first, second

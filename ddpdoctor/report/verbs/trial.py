@@ -68,7 +68,24 @@ NAMES = {
 def trial_content(report: Report) -> bl.Content:
     trial = decode(Trial, report.data["trial"])
     reference = trial.reference
-    sections = [*_compared_sections(trial)]
+    facts = []
+    for stream in trial.consistency.streams if trial.consistency is not None else ():
+        differences = {one.what: one for one in stream.differences}
+        for what, words in NAMES.items():
+            if what not in stream.kinds or (what is What.BUFFER) != (stream.clock is StreamClock.SYNC):
+                continue
+            if (difference := differences.get(what)) is None:
+                how = "equal on all ranks" if len(stream.ranks) > 1 else "not compared: there is one rank"
+            else:
+                first = difference.splits[0]
+                apart = len(first.sides) == len(stream.ranks) > 2
+                sides = "no two ranks are equal" if apart else " | ".join(format_ranks(side) for side in first.sides)
+                part = f" ({first.row.part})" if first.row.part else ""
+                how = f"differ from step {difference.number} on: {difference.differing} of {difference.of}, first "
+                how += f"{first.row.name}{part}: {sides}"
+            facts.append(bl.FactEntry(words, (how,), tone=bl.Tone.PLAIN))
+    title = bl.Heading(f"after each of {count_of(trial.settings.steps, 'step')}")
+    sections: list[bl.Section] = [(title, bl.FactList(tuple(facts)))] if trial.consistency is not None else []
     if reference is not None and reference.steps:
         step = max(reference.steps, key=lambda one: max(map(error_ratio, one.tensors), default=0.0))
         samples = f" of {sum(step.samples)} samples" if all(step.samples) else ""
@@ -120,25 +137,3 @@ def _about(trial: Trial) -> list[str]:
         + (f"; {trial.optimizer}" if trial.consistency is not None else ""),
         *([f"batch: {trial.batch}; loss: {trial.loss}"] if trial.consistency is not None else []),
     ]
-
-
-def _compared_sections(trial: Trial) -> tuple[bl.Section, ...]:
-    if trial.consistency is None:
-        return ()
-    facts = []
-    for stream in trial.consistency.streams:
-        differences = {one.what: one for one in stream.differences}
-        for what, words in NAMES.items():
-            if what not in stream.kinds or (what is What.BUFFER) != (stream.clock is StreamClock.SYNC):
-                continue
-            if (difference := differences.get(what)) is None:
-                how = "equal on all ranks" if len(stream.ranks) > 1 else "not compared: there is one rank"
-            else:
-                first = difference.splits[0]
-                apart = len(first.sides) == len(stream.ranks) > 2
-                sides = "no two ranks are equal" if apart else " | ".join(format_ranks(side) for side in first.sides)
-                part = f" ({first.row.part})" if first.row.part else ""
-                how = f"differ from step {difference.number} on: {difference.differing} of {difference.of}, first "
-                how += f"{first.row.name}{part}: {sides}"
-            facts.append(bl.FactEntry(words, (how,), tone=bl.Tone.PLAIN))
-    return ((bl.Heading(f"after each of {count_of(trial.settings.steps, 'step')}"), bl.FactList(tuple(facts))),)

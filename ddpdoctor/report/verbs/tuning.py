@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.tuning import RatioRange, TriedSetting, TuneResult
-    from ddpdoctor.report.blocks import Section, Table
+    from ddpdoctor.report.blocks import Block, Section, Table
 
 
 def tune_pictures(rows: Sequence[TriedSetting]) -> Iterator[Grid]:
@@ -40,17 +40,10 @@ def tune_pictures(rows: Sequence[TriedSetting]) -> Iterator[Grid]:
     if not spans:
         return
     most = max(abs(span.ratio - 1) for span in spans)
-    yield Grid(
-        title="change of the step by setting (minus: shorter)",
-        rows=tuple(row.title for row in rows),
-        columns=("predicted", "measured"),
-        cells=tuple(
-            (_change_cell(row.predicted, "", most), _change_cell(row.measured, row.reason, most)) for row in rows
-        ),
-        row_name="setting",
-        column_name="change",
-        legend=("The darker, the larger the change.",),
-    )
+    cells = tuple((_change_cell(row.predicted, "", most), _change_cell(row.measured, row.reason, most)) for row in rows)
+    title, names = "change of the step by setting (minus: shorter)", tuple(row.title for row in rows)
+    legend = ("The darker, the larger the change.",)
+    yield Grid(title, names, ("predicted", "measured"), cells, "setting", "change", legend)
 
 
 def _change_cell(span: RatioRange | None, reason: str, most: float) -> GridCell:
@@ -69,7 +62,8 @@ KINDS = {
     ScalingKind.UNKNOWN: "taken for weak: the batch was not recorded",
 }
 NOISE = 0.05  # More noise than this is said. The same limit as for settings.
-FACTORS = (
+FACTORS = ("efficiency", "threads", "contention", "communication")
+ABOUT_FACTORS = (
     "Each efficiency is threads x contention x communication. Threads: one rank with a rank's own share of the cores, "
     "against one with all of them. Contention: all ranks at once without reductions. Communication: reductions and "
     "waiting, the only factor that DDP's settings change."
@@ -89,55 +83,44 @@ def scaling_content(report: Report) -> Content:
     first = f"One rank alone, with all cores, takes {ms(alone.step_ms)} a step{batch}."
     noise = max(row.noise for row in rows)
     kinds = dict.fromkeys(row.kind for row in rows)
-    said = [first, FACTORS, *[f"This run is {KINDS[kind]}." for kind in kinds]]
+    said = [first, ABOUT_FACTORS, *[f"This run is {KINDS[kind]}." for kind in kinds]]
     said += [f"Too noisy to compare: the same settings differ by up to {noise:.0%}."] if noise > NOISE else []
     factors_of_rows = [(row.efficiency, row.threads, row.contention, row.communication) for row in rows]
     cells = [
         (str(row.ranks), number(row.step_ms), f"{factors[0]:.0%}", *(f"{factor:.2f}" for factor in factors[1:]))
         for row, factors in zip(rows, factors_of_rows, strict=True)
     ]
-    table = table_of(("ranks", ("step", "ms"), "efficiency", "threads", "contention", "communication"), cells, left=0)
+    table = table_of(("ranks", ("step", "ms"), *FACTORS), cells, left=0)
+    shades = [
+        tuple(GridCell(f"{f:.2f}", about=f"{f:.1%}", level=linear_level(f, 1.0)) for f in factors)
+        for factors in factors_of_rows
+    ]
+    names, legend = tuple(str(row.ranks) for row in rows), ("The paler, the more is lost.",)
+    picture = Grid("scaling efficiency and its factors", names, FACTORS, tuple(shades), "ranks", "factor", legend)
+    predicted: list[Block] = [Heading("more ranks (predicted)"), Text(f"Not predicted: {result.reason}.", indent=2)]
+    if result.predicted:
+        spread = (
+            f"Measured with at most {count_of(result.measured_ranks, 'rank')}. Each range is over a ring and a tree, "
+            "on a network that is as fast for more hosts, with the same batch and the same cores for each rank. "
+            f"Waiting comes from the spread of the ranks' own times, {result.spread:.1%} of the step."
+        )
+        sizes = []
+        for size in result.predicted:
+            step = " to ".join(dict.fromkeys((number(size.low_ms), number(size.high_ms))))
+            efficiency = " to ".join(dict.fromkeys((f"{size.low:.0%}", f"{size.high:.0%}")))
+            sizes.append((f"{size.ranks:,}", step, number(size.waiting_ms), efficiency))
+        heads = ("ranks", ("step", "ms"), ("waiting", "ms"), "efficiency")
+        predicted[1:] = [Text(spread, indent=2), table_of(heads, sizes, left=0)]
     return Content(
         headline=f"{text}; communication and waiting alone: {last.communication:.0%}",
         verb="tune",
         sections=(
-            ((Heading("scaling efficiency (measured)"), *(Text(line, indent=2) for line in said), table)),
-            *_predicted_ranks(result),
+            (Heading("scaling efficiency (measured)"), *(Text(line, indent=2) for line in said), table),
+            tuple(predicted),
         ),
         remarks=result.notes,
-        draw_pictures=lambda: (
-            Grid(
-                title="scaling efficiency and its factors",
-                rows=tuple(str(row.ranks) for row in rows),
-                columns=("efficiency", "threads", "contention", "communication"),
-                cells=tuple(
-                    tuple(GridCell(f"{f:.2f}", about=f"{f:.1%}", level=linear_level(f, 1.0)) for f in factors)
-                    for factors in factors_of_rows
-                ),
-                row_name="ranks",
-                column_name="factor",
-                legend=("The paler, the more is lost.",),
-            ),
-        ),
+        draw_pictures=lambda: (picture,),
     )
-
-
-def _predicted_ranks(result: ScalingResult) -> tuple[Section, ...]:
-    heading = Heading("more ranks (predicted)")
-    if not result.predicted:
-        return ((heading, Text(f"Not predicted: {result.reason}.", indent=2)),)
-    said = (
-        f"Measured with at most {count_of(result.measured_ranks, 'rank')}. Each range is over a ring and a tree, on a "
-        "network that is as fast for more hosts, with the same batch and the same cores for each rank. Waiting comes "
-        f"from the spread of the ranks' own times, {result.spread:.1%} of the step."
-    )
-    rows = []
-    for size in result.predicted:
-        step = " to ".join(dict.fromkeys((number(size.low_ms), number(size.high_ms))))
-        efficiency = " to ".join(dict.fromkeys((f"{size.low:.0%}", f"{size.high:.0%}")))
-        rows.append((f"{size.ranks:,}", step, number(size.waiting_ms), efficiency))
-    table = table_of(("ranks", ("step", "ms"), ("waiting", "ms"), "efficiency"), rows, left=0)
-    return ((heading, Text(said, indent=2), table),)
 
 
 RESTARTED = "by restarts: the job was launched again with this setting"

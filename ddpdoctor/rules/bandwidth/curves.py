@@ -37,9 +37,9 @@ def sort_sweeps(results: Iterable[bw.Measurement]) -> tuple[Sweep, ...]:
 CASE = ("collective", "dtype", "redop", "mode", "in_place")  # what the measurements of one curve have in common
 
 
-def curve_of(one: bw.Measurement) -> tuple[Any, ...]:
+def curve_of(measurement: bw.Measurement) -> tuple[Any, ...]:
     """Return the values of ``CASE``."""
-    return tuple(getattr(one, name) for name in CASE)
+    return tuple(getattr(measurement, name) for name in CASE)
 
 
 def time_bounds(point: bw.Measurement) -> tuple[float, float]:
@@ -76,10 +76,10 @@ def size_at(sweep: Sweep, gb_s: float) -> int | None:
     return crossing
 
 
-def _interpolate(at: float, one: tuple[float, float], other: tuple[float, float]) -> float:
+def _interpolate(at: float, point: tuple[float, float], other: tuple[float, float]) -> float:
     """Return the value at ``at`` on the line through two points on logarithmic axes."""
-    share = math.log(at / one[0]) / math.log(other[0] / one[0])
-    return one[1] * math.exp(share * math.log(other[1] / one[1]))
+    share = math.log(at / point[0]) / math.log(other[0] / point[0])
+    return point[1] * math.exp(share * math.log(other[1] / point[1]))
 
 
 def range_words(low: float, high: float | None) -> str:
@@ -89,11 +89,11 @@ def range_words(low: float, high: float | None) -> str:
     return f"{format_digits(low)}-{format_rate(high)}"
 
 
-def name_case(one: bw.Curve | bw.Change | bw.Wrong) -> str:
+def name_case(case: bw.Curve | bw.Change | bw.Wrong) -> str:
     """Return "all_reduce float32", plus the operator if it is not a sum, and the place if there are two."""
-    redop = f" {one.redop}" if one.redop not in {None, "sum"} else ""
-    place = " in place" if one.in_place and one.collective in TWO_PLACES else ""
-    return f"{one.collective.value} {one.dtype}{redop}{place}"
+    redop = f" {case.redop}" if case.redop not in {None, "sum"} else ""
+    place = " in place" if case.in_place and case.collective in TWO_PLACES else ""
+    return f"{case.collective.value} {case.dtype}{redop}{place}"
 
 
 # How far below a figure of the table a system is still healthy. Our choice: Azure's gate for its H200 nodes is 431
@@ -195,10 +195,10 @@ def find_plateau(sweep: Sweep) -> Plateau | None:
     flat: list[Level] = []
     for level in reversed(levels_of(sweep)):
         alike = [*flat, level]
-        values = [one.gb_s for one in alike]
+        values = [part.gb_s for part in alike]
         if max(values) > min(values) * (1 + MOST_NOISE):
             break
-        if max(one.low for one in alike) > min(one.high for one in alike) * (1 + ALIKE):
+        if max(part.low for part in alike) > min(part.high for part in alike) * (1 + ALIKE):
             break
         flat = alike
     if not flat or flat[0].size_bytes < SPAN * flat[-1].size_bytes:

@@ -278,11 +278,9 @@ def _judge_hosts(pairs: Sequence[Pair]) -> tuple[SlowOnes[str], SlowOnes[str], i
     edges: dict[tuple[str, str], Pair] = {}
     if any(len(own) > 1 for own in between.values()):  # else ranks are judged instead
         for hosts, own in between.items():
-            rates = zip(*(pair.busbws_gb_s for pair in own), strict=False)
-            times = zip(*(pair.latencies_us for pair in own), strict=False)
-            edges[hosts] = replace(
-                own[0], busbws_gb_s=tuple(map(median, rates)), latencies_us=tuple(map(median, times))
-            )
+            rates = tuple(map(median, zip(*(pair.busbws_gb_s for pair in own), strict=False)))
+            times = tuple(map(median, zip(*(pair.latencies_us for pair in own), strict=False)))
+            edges[hosts] = replace(own[0], busbws_gb_s=rates, latencies_us=times)
     slow_hosts, links, wiring = find_slow(edges)
     # Pairs that a slow host or a slow link between two hosts explains do not count against single ranks.
     slow = {slow.ends[0] for slow in slow_hosts}
@@ -355,7 +353,7 @@ def _problem(part: str, slow: Slow[Any], measured: Measured) -> Problem:
         own = (zip(pair.ranks, pair.late_us, strict=True) for pair in bench.pairs)
         late_us = [time_us for pair in own for rank, time_us in pair if rank == ends[0]]
         if min(late_us, default=0.0) >= LATE_US:
-            evidence.append(f"in its pairs, it calls at least {_time(min(late_us))} after the other rank")
+            evidence.append(f"in its pairs, it calls at least {_latency_words(min(late_us))} after the other rank")
         if list(host_of.values()).count(hosts[0]) == 1:
             evidence.append(f"it is the only rank on {hosts[0]}, so it cannot be distinguished from the host's network")
     # What was found on exactly these ranks, or on this host if the bench has others
@@ -385,7 +383,7 @@ def _amount(slowness: Slowness) -> str:
     return f"{own}{small} instead of the usual {usual}"
 
 
-def _time(time_us: float) -> str:
+def _latency_words(time_us: float) -> str:
     return _range(Measure.LATENCY, time_us, time_us)
 
 
@@ -414,11 +412,11 @@ def check_slow_rank(measured: Measured) -> Answer:
     # It is slow in pairs too.
     problems = [_problem("rank", slow, measured) for slow in who.ranks if late is None or slow.ends != (late.rank,)]
     if late is not None:
-        after = f"{_time(late.late_us)} after the others (median; p95 {_time(late.late_p95_us)})"
+        after = f"{_latency_words(late.late_us)} after the others (median; p95 {_latency_words(late.late_p95_us)})"
         seen = f"in {late.calls} calls with a barrier before each, it arrived {after}, last in {late.share:.0%} of them"
         next_us = max((arrival.late_us for arrival in bench.arrivals if arrival.rank != late.rank), default=0.0)
-        evidence = (seen, f"none of the others arrives later than {_time(max(next_us, 0.0))} after the rest")
-        who_is_late = f"rank {late.rank} on {late.host} is {_time(late.late_us)} late to each call"
+        evidence = (seen, f"none of the others arrives later than {_latency_words(max(next_us, 0.0))} after the rest")
+        who_is_late = f"rank {late.rank} on {late.host} is {_latency_words(late.late_us)} late to each call"
         summary = f"{who_is_late}, and the others wait for it"
         ranks, hosts = (late.rank,), (late.host,)
         problems.append(Problem(summary=summary, evidence=evidence, fix=FIX_LATE, ranks=ranks, hosts=hosts))
@@ -429,7 +427,7 @@ def check_slow_rank(measured: Measured) -> Answer:
     compared = [_compared(bench.pairs, "pairs of ranks")] if bench.pairs else []
     if bench.arrivals:
         latest_us = max(arrival.late_us for arrival in bench.arrivals)
-        compared.append(f"the latest rank arrives {_time(max(latest_us, 0.0))} after the others")
+        compared.append(f"the latest rank arrives {_latency_words(max(latest_us, 0.0))} after the others")
     return judged([], "; ".join(compared)) if compared else skipped("no call was timed, and --pairs was not given")
 
 

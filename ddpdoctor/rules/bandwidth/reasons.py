@@ -400,8 +400,8 @@ def _tcp(
         (result.busbw_gb_s for result in view.bench.results if result.busbw_gb_s is not None), default=None
     )
     full = measured_gb_s is not None and measured_gb_s >= FULL_SHARE * most_gb_s
-    usable = [one for one in network.interfaces if one.running and one.addresses and not one.loopback]
-    others = [one for one in usable if one not in used and not is_bridge(one.name) and not is_tunnel(one.name)]
+    usable = [nic for nic in network.interfaces if nic.running and nic.addresses and not nic.loopback]
+    others = [nic for nic in usable if nic not in used and not is_bridge(nic.name) and not is_tunnel(nic.name)]
     best = max(others, key=lambda other: _speed(other) or 0, default=None)
     faster = best if best is not None and (_speed(best) or 0) >= MUCH_FASTER * speed_mbit_s else None
     if speeds and None not in speeds and (full or speed_mbit_s <= SLOW_MBIT_S or faster is not None):

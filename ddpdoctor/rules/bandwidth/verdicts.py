@@ -50,8 +50,8 @@ def check_below(measured: Measured) -> Answer:
             sure = source == EXPECT or (one_host and source.startswith("http"))
             problems.append(Problem(
                 summary=f"{name_case(curve)}: {curve.verdict}",
-                evidence=(*shown, *_reasons(measured)),
-                fix=_fix(measured),
+                evidence=(*shown, *_reason_words(measured)),
+                fix=_first_fix(measured),
                 severity=Severity.ERROR if source == EXPECT else Severity.WARNING,
                 confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
             ))  # fmt: skip
@@ -98,8 +98,8 @@ def _compare_with_baseline(measured: Measured, fail_below: float) -> tuple[list[
         return [], doubts
     more = f" {len(below) - 1} more of {count} sizes are below it." if len(below) > 1 else ""
     summary = f"{_change(below[0])}: below --fail-below {fail_below:.0%} of {comparison.baseline}.{more}"
-    evidence = (*map(_change, below[:SHOWN]), *comparison.differences, *_reasons(measured))
-    problem = Problem(summary=summary, evidence=evidence, fix=_fix(measured), severity=Severity.ERROR)
+    evidence = (*map(_change, below[:SHOWN]), *comparison.differences, *_reason_words(measured))
+    problem = Problem(summary=summary, evidence=evidence, fix=_first_fix(measured), severity=Severity.ERROR)
     return [problem], doubts
 
 
@@ -111,11 +111,11 @@ def _change(change: Change) -> str:
     )
 
 
-def _reasons(measured: Measured) -> tuple[str, ...]:
+def _reason_words(measured: Measured) -> tuple[str, ...]:
     return tuple(f"{reason.text} [{reason.source}]" for reason in measured.reasons)
 
 
-def _fix(measured: Measured) -> str:
+def _first_fix(measured: Measured) -> str:
     fixes = [reason.fix for reason in measured.reasons if reason.fix]
     return fixes[0] if fixes else MEASURE_MORE
 
@@ -157,7 +157,7 @@ def check_wrong_data(measured: Measured) -> Answer:
             return skipped("no result was checked")
         return judged((), f"the results of {checked} measured cases are correct")
     by_blame: dict[tuple[tuple[int, ...], Confidence, str], list[Wrong]] = defaultdict(list)
-    cases = grouped(((one.collective, one.dtype, one.redop, one.in_place, one.size_bytes), one) for one in bench.wrong)
+    cases = grouped(((err.collective, err.dtype, err.redop, err.in_place, err.size_bytes), err) for err in bench.wrong)
     for wrongs in cases.values():
         by_blame[find_blame(bench, wrongs)] += wrongs
     problems = []
@@ -178,10 +178,10 @@ def check_wrong_data(measured: Measured) -> Answer:
     return judged(problems, f"{len(bench.wrong)} wrong results")
 
 
-def _element(one: Wrong) -> str:
-    others = f" ({one.count} elements are wrong)" if one.count > 1 else ""
-    element = f"element {one.index} is {one.found:.17g} instead of {one.expected:.17g}"
-    return f"{name_case(one)} of {format_size(one.size_bytes)} on rank {one.rank}: {element}{others}"
+def _element(wrong: Wrong) -> str:
+    others = f" ({wrong.count} elements are wrong)" if wrong.count > 1 else ""
+    element = f"element {wrong.index} is {wrong.found:.17g} instead of {wrong.expected:.17g}"
+    return f"{name_case(wrong)} of {format_size(wrong.size_bytes)} on rank {wrong.rank}: {element}{others}"
 
 
 def find_blame(bench: Bench, wrongs: Sequence[Wrong]) -> tuple[tuple[int, ...], Confidence, str]:
@@ -253,7 +253,7 @@ def advise(bench: Bench, model_size: int | None) -> Advice | None:
         dtype = sweep[0].dtype
         return dtypes.index(dtype) if dtype in dtypes else len(dtypes), sweep[0].mode is Mode.LATENCY
 
-    found = (one for one in sort_sweeps(bench.results) if one[0].collective is Collective.ALL_REDUCE)
+    found = (sweep for sweep in sort_sweeps(bench.results) if sweep[0].collective is Collective.ALL_REDUCE)
     sweep = min(found, key=place, default=None)
     if sweep is None or len(bench.members) < 2:
         return None
@@ -285,7 +285,7 @@ def advise(bench: Bench, model_size: int | None) -> Advice | None:
         start = min(FIRST_BUCKET_BYTES, model_bytes)
         full_ones, rest = divmod(model_bytes - start, BUCKET_BYTES)
         buckets = ((1, start), (full_ones, BUCKET_BYTES), (1 if rest else 0, rest))
-        times_us = [None if (one := time_us(size)) is None else count * one for count, size in buckets if count]
+        times_us = [None if (call_us := time_us(size)) is None else count * call_us for count, size in buckets if count]
         whole_us = None if None in times_us else sum(filter(None, times_us))
         unit, size = next(((unit, size) for unit, size in UNITS if model_size >= size), ("", 1))
         what = f"{model_size / size:.3g}{unit} gradients in {first.dtype} ({model_bytes / 1e9:.3g} GB)"

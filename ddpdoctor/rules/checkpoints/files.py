@@ -110,8 +110,8 @@ def check_values(seen: Checkpoints) -> Answer:
         total = f"; {some([each.name for each in worst], 'tensor')} in total" if len(worst) > 1 else ""
         problems.append(Problem(
             severity=None if broken else Severity.WARNING,
-            summary=f"{file.path} has {what}: {_words(worst[0])}{total}",
-            evidence=tuple(_words(each) for each in worst[1:4]),
+            summary=f"{file.path} has {what}: {_odd_words(worst[0])}{total}",
+            evidence=tuple(_odd_words(each) for each in worst[1:4]),
             fix="go back to an earlier checkpoint, and find the step with ddpdoctor wrap"
             if broken
             else "check whether that tensor is a mask; a weight must not have such values",
@@ -120,7 +120,7 @@ def check_values(seen: Checkpoints) -> Answer:
     return judged(problems, f"values of {count_of(len(looked), 'file')} checked")
 
 
-def _words(each: OddValues) -> str:
+def _odd_words(each: OddValues) -> str:
     numbers = ((each.nan, "NaN"), (each.above, "inf"), (each.below, "-inf"))
     kinds = [f"{number} {name}" for number, name in numbers if number]
     return f"{' and '.join(kinds)} among the {count_of(each.of, 'value')} of {each.name}"
@@ -137,14 +137,14 @@ def check_prefix(seen: Checkpoints) -> Answer:
     pairs = [(file, weights) for file in seen.files if file.contents for weights in file.contents.weights]
     if not pairs:
         return skipped(NO_WEIGHTS)
-    problems = [problem for one, weights in pairs for problem in _prefix(one, weights, seen.expected)]
+    problems = [problem for file, weights in pairs for problem in _prefix(file, weights, seen.expected)]
     prefixes = sorted(
         {prefix for _, weights in pairs for tensor in weights.tensors if (prefix := _wrapper(tensor.name))}
     )
     return judged(problems, f"prefixes: {', '.join(prefixes) or 'none'}")
 
 
-def _prefix(one: FileSeen, weights: Weights, expected: Expected | None) -> Iterator[Problem]:
+def _prefix(file: FileSeen, weights: Weights, expected: Expected | None) -> Iterator[Problem]:
     if expected is not None:
         exact, stripped = match_names(weights, expected)
         if stripped > exact:
@@ -152,7 +152,7 @@ def _prefix(one: FileSeen, weights: Weights, expected: Expected | None) -> Itera
             prefix = _wrapper(name)
             inner = prefix or next(part for part in name.split(".") if part in WRAPPERS[1:]) + "."
             would = f"{exact} of {count_of(len(expected.tensors), 'tensor')} would load into {expected.function}"
-            summary = f"{_place(one, weights)}: {would}, and {stripped} without the prefix {inner}"
+            summary = f"{_weights_place(file, weights)}: {would}, and {stripped} without the prefix {inner}"
             names = f"in the file: {name}; in the model: {strip(name)}"
             evidence = (names, "load_state_dict raises an error; with strict=False it is silent")
             fix = f"for this file: {{name.replace({inner!r}, ''): value for name, value in state.items()}}"
@@ -169,15 +169,15 @@ def _prefix(one: FileSeen, weights: Weights, expected: Expected | None) -> Itera
         plain = next(tensor.name for tensor in weights.tensors if not _wrapper(tensor.name))
         yield Problem(
             severity=Severity.WARNING,
-            summary=f"{_place(one, weights)}: {len(prefixed)} of {count_of(total, 'tensor')} have the prefix {prefix}, "
-            "and the others do not: with strict=False, some tensors are silently not loaded",
+            summary=f"{_weights_place(file, weights)}: {len(prefixed)} of {count_of(total, 'tensor')} have the prefix "
+            f"{prefix}, and the others do not: with strict=False, some tensors are silently not loaded",
             evidence=(f"with: {prefixed[0]}", f"without: {plain}"),
             fix="save and load the state dict of the same module",
         )
     else:
         yield Problem(
             severity=Severity.INFO,
-            summary=f"{_place(one, weights)}: all {count_of(total, 'tensor')} have the prefix {prefix}: "
+            summary=f"{_weights_place(file, weights)}: all {count_of(total, 'tensor')} have the prefix {prefix}: "
             "load_state_dict fails for a model without the wrapper, and with strict=False it silently loads nothing",
             evidence=(f"for example {prefixed[0]}",),
             fix="save model.module.state_dict(); pass --model to see what would load",
@@ -201,8 +201,8 @@ def _wrapper(name: str) -> str:
     return found[0] if found else ""
 
 
-def _place(one: FileSeen, weights: Weights) -> str:
-    return f"{one.path}, {weights.where}" if weights.where else one.path
+def _weights_place(file: FileSeen, weights: Weights) -> str:
+    return f"{file.path}, {weights.where}" if weights.where else file.path
 
 
 @rule("DD714", "checkpoint-keys", Severity.ERROR, "A checkpoint does not match the model")
@@ -215,10 +215,10 @@ def check_keys(seen: Checkpoints) -> Answer:
     compared = [
         (file, file.contents.weights) for file in seen.files if file.contents is not None and file.contents.weights
     ]
-    for one, weights in compared:
+    for file, weights in compared:
         # A file may hold several state dicts, for example of a GAN: the one that fits the model best counts.
         best = max(weights, key=lambda each: match_names(each, expected)[1])
-        problems += _keys(one, best, expected)
+        problems += _keys(file, best, expected)
     if not compared:
         evidence = (f"the model has {count_of(len(expected.tensors), 'tensor')}",)
         for file in seen.files:
@@ -230,7 +230,7 @@ def check_keys(seen: Checkpoints) -> Answer:
     return judged(problems, f"{count_of(len(expected.tensors), 'tensor')} of {expected.function} compared")
 
 
-def _keys(one: FileSeen, weights: Weights, expected: Expected) -> Iterator[Problem]:
+def _keys(file: FileSeen, weights: Weights, expected: Expected) -> Iterator[Problem]:
     exact, stripped = match_names(weights, expected)
     inside = {(strip(each.name) if stripped > exact else each.name): each for each in weights.tensors}
     wanted = {each.name: each for each in expected.tensors}
@@ -241,7 +241,7 @@ def _keys(one: FileSeen, weights: Weights, expected: Expected) -> Iterator[Probl
         sizes = [f"{name} is {inside[name].shape} in the file and {wanted[name].shape} in the model" for name in shapes]
         first = [*(f"{name} is missing" for name in missing), *(f"{name} is not in the model" for name in unexpected)]
         yield Problem(
-            summary=f"{_place(one, weights)} does not match {expected.function}: {[*sizes, *first][0]}",
+            summary=f"{_weights_place(file, weights)} does not match {expected.function}: {[*sizes, *first][0]}",
             evidence=(
                 *(sizes[1:4]),
                 *([f"missing in the file: {some(missing, 'tensor')}"] if missing else []),
@@ -257,7 +257,7 @@ def _keys(one: FileSeen, weights: Weights, expected: Expected) -> Iterator[Probl
     if dtypes:
         name = dtypes[0]
         apart = f"{name} is {inside[name].dtype} in the file and {wanted[name].dtype} in the model"
-        summary = f"{_place(one, weights)}: {some(dtypes, 'tensor')} would be silently converted: {apart}"
+        summary = f"{_weights_place(file, weights)}: {some(dtypes, 'tensor')} would be silently converted: {apart}"
         fix = "save and load in the same dtype, unless this is intended"
         yield Problem(severity=Severity.WARNING, summary=summary, fix=fix, tensor=name)
 
@@ -302,8 +302,8 @@ def check_refusal(seen: Checkpoints) -> Answer:
     return judged(problems, f"{count_of(len(read) - len(problems), 'file')} of tensors and plain values")
 
 
-def _refusal(one: FileSeen) -> Problem | None:
-    names = one.contents.globals if one.contents is not None else ()
+def _refusal(file: FileSeen) -> Problem | None:
+    names = file.contents.globals if file.contents is not None else ()
     running = []
     for name in names:
         module, _, function = name.rpartition(".")
@@ -311,19 +311,19 @@ def _refusal(one: FileSeen) -> Problem | None:
         if function in RUNS_CODE_BUILTINS if is_builtin else module.partition(".")[0] in RUNS_CODE:
             running.append(name)
     if running:
-        summary = f"{one.path} calls {first_names(running)} when it is loaded: it runs code"
+        summary = f"{file.path} calls {first_names(running)} when it is loaded: it runs code"
         evidence = (f"it names {first_names(names)}", "ddpdoctor did not run it")
         fix = "do not load it with weights_only=False; delete it, and find out where it came from"
         return Problem(severity=Severity.ERROR, summary=summary, evidence=evidence, fix=fix)
-    if one.refused:
-        rejects = f"{one.path}: torch.load rejects it (weights_only=True)"
-        summary = f"{rejects}, because it refers to {first_names(one.refused)}"
-        last = [name.rpartition(".")[2] for name in one.refused]
+    rejects = f"{file.path}: torch.load rejects it"
+    if file.refused:
+        summary = f"{rejects} (weights_only=True), because it refers to {first_names(file.refused)}"
+        last = [name.rpartition(".")[2] for name in file.refused]
         trust = f"if you trust the file: torch.serialization.add_safe_globals([{first_names(last)}])"
         fix = f"save state_dict() and plain values instead; {trust}"
         return Problem(summary=summary, evidence=("to load these, torch would import and call them",), fix=fix)
-    if one.refusal:
-        return Problem(summary=f"{one.path}: torch.load rejects it: {one.refusal}", fix="save it again with torch.save")
+    if file.refusal:
+        return Problem(summary=f"{rejects}: {file.refusal}", fix="save it again with torch.save")
     return None
 
 
@@ -333,12 +333,12 @@ def check_copies(seen: Checkpoints) -> Answer:
     if not seen.copies:
         return skipped("no files to compare (--same)")
     groups = [[seen.files[n] for n in group] for group in seen.copies]
-    problems = [problem for files in groups for problem in _compare(files, asked=seen.same_asked)]
+    problems = [problem for files in groups for problem in _compare_copies(files, asked=seen.same_asked)]
     compared = sum(map(len, seen.copies))
     return judged(problems, f"{count_of(compared, 'file')} compared by tensor")
 
 
-def _compare(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
+def _compare_copies(files: Sequence[FileSeen], *, asked: bool) -> Iterator[Problem]:
     first = files[0]
     for other in files[1:]:
         if first.digests is None or other.digests is None:

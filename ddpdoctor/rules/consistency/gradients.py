@@ -1,4 +1,4 @@
-"""DD503, DD504, DD507 and DD508: gradients, random numbers, and what the optimizer trains."""
+"""DD503, DD504, DD507, DD508 and DD511: gradients, random numbers, and what the optimizer trains."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def check_gradients(job: Job) -> Answer:
 
 def why_gradients_differ(sighting: drift.Sighting) -> drift.DriftCause:
     blame = drift.blame_of(sighting.difference.splits)
-    one = blame.is_known
-    who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
+    known = blame.is_known
+    who = f"{rank_list(blame.ranks)} changed them" if known else "they were changed"
     if sighting.replica.mesh_dims:
         return drift.DriftCause(
             name="apart in a mesh",
@@ -56,7 +56,7 @@ def why_gradients_differ(sighting: drift.Sighting) -> drift.DriftCause:
         )
     for cause in chain(_without_reduction(sighting), _after_reduction(sighting)):
         return cause
-    more = "" if one else ", or added to by a second backward, such as that of a reentrant checkpoint"
+    more = "" if known else ", or added to by a second backward, such as that of a reentrant checkpoint"
     return drift.DriftCause(
         name="changed after the reduction",
         words=f"{who} after DDP had reduced them (edited, or clipped or scaled by a value that differs between "
@@ -122,10 +122,8 @@ def _without_reduction(sighting: drift.Sighting) -> Iterator[drift.DriftCause]:
             "pass find_unused_parameters=True to DistributedDataParallel on all ranks; or use every output of "
             "forward in the loss, and remove or freeze unused parameters before you wrap the model"
         )
-        evidence = (f"gradients that DDP was waiting for at the step on {rank_list(blame.ranks)}: {named}",)
-        yield drift.DriftCause(
-            name="unfinished", words=words, fix=fix, blame=blame, at_the_step=True, evidence=evidence
-        )
+        seen = (f"gradients that DDP was waiting for at the step on {rank_list(blame.ranks)}: {named}",)
+        yield drift.DriftCause(name="unfinished", words=words, fix=fix, blame=blame, at_the_step=True, evidence=seen)
 
 
 def _after_reduction(sighting: drift.Sighting) -> Iterator[drift.DriftCause]:
@@ -188,7 +186,7 @@ def check_local_gradients(job: Job) -> Answer:
         group = set(members) or {rank.rank for rank in job.ranks}
         unseen = tuple(sorted(group - known))
         problems.append(
-            _judge(
+            _nonfinite_problem(
                 job,
                 [
                     NonFiniteStep(
@@ -201,7 +199,7 @@ def check_local_gradients(job: Job) -> Answer:
     return judged(problems)
 
 
-def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem:
+def _nonfinite_problem(job: Job, sightings: list[NonFiniteStep]) -> Problem:
     used = [at for at, sighting in enumerate(sightings) if sighting.used]
     if used:
         cause = sightings[used[0]]
@@ -406,3 +404,25 @@ def check_random_state(job: Job) -> Answer:
     fix = "seed each rank differently after you wrap the model: torch.manual_seed(seed + rank)"
     summary = f"{have}, so they use the same dropout masks"
     return found(summary, ranks=stream.ranks, evidence=evidence, fix=fix)
+
+
+MIN_STEPS = 10  # our choice: a script may well take a few steps before it creates the process group
+
+
+@rule("DD511", "not-distributed", Severity.WARNING, "Each rank trains a model of its own")
+def check_distributed(job: Job) -> Answer:
+    """Report ranks of one launch that train without a process group, so that no gradient is averaged."""
+    if (job.world_size or 1) < 2 or len(job.ranks) != job.world_size or not all(rank.recorded for rank in job.ranks):
+        return skipped("a single rank, or not all ranks were recorded")
+    if any(rank.init_ns is not None or rank.initialized for rank in job.ranks):
+        return passed("init_process_group was called")
+    steps = min(rank.steps for rank in job.ranks)
+    if steps < MIN_STEPS:
+        return skipped(f"the ranks took fewer than {MIN_STEPS} optimizer steps")
+    ranks = tuple(rank.rank for rank in job.ranks)
+    lines = [seen.frame for seen in job.ranks[0].lines_seen if not seen.in_child]  # the most frequent first
+    where = tuple(to_place(ranks[0], frame) for frame in lines[:1])
+    evidence = (f"each took at least {steps} optimizer steps", "none called init_process_group")
+    fix = "call init_process_group and wrap the model in DistributedDataParallel; for one process, start one rank"
+    summary = f"{rank_list(ranks)} train separate models: no process group connects them"
+    return found(summary, ranks=ranks, where=where, evidence=evidence, fix=fix)

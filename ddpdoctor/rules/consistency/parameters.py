@@ -111,13 +111,13 @@ def _optimizer_causes(sighting: drift.Sighting) -> Iterator[drift.DriftCause]:
         words = "LBFGS uses the loss that its closure returns, and that loss differs between ranks"
         fix = "return the mean loss over all ranks (all_reduce) from the closure"
         yield drift.DriftCause(name="line search", words=words, fix=fix, at_the_step=True)
-    of_state = next((one for one in drift.sightings(sighting.replica, What.STATE) if one.step <= sighting.step), None)
-    if of_state is not None and not state_follows_parameters(sighting.values):
-        unseen, see_each = _of_unseen_steps(of_state)
-        words = f"the optimizer state differs since step {of_state.step}, with equal gradients{unseen}"
+    state = next((seen for seen in drift.sightings(sighting.replica, What.STATE) if seen.step <= sighting.step), None)
+    if state is not None and not state_follows_parameters(sighting.values):
+        unseen, see_each = _of_unseen_steps(state)
+        words = f"the optimizer state differs since step {state.step}, with equal gradients{unseen}"
         fix = f"load the optimizer state on all ranks from the same file{see_each}"
         yield drift.DriftCause(
-            name="optimizer state", words=words, fix=fix, blame=drift.blame_of(of_state.difference.splits)
+            name="optimizer state", words=words, fix=fix, blame=drift.blame_of(state.difference.splits)
         )
 
 
@@ -179,7 +179,7 @@ def _since(found: drift.FoundDifference) -> drift.FoundDifference:
     if any(values.steps == 0 for values in sighting.values):
         return replace(found, since=1)
     first = next(
-        (one.step for one in drift.sightings(sighting.replica, What.PARAMETER) if not drift.is_aligned(one.values)),
+        (seen.step for seen in drift.sightings(sighting.replica, What.PARAMETER) if not drift.is_aligned(seen.values)),
         None,
     )
     return replace(found, since=first)
@@ -231,7 +231,7 @@ def check_buffers(job: Job) -> Answer:
     seen = drift.survey(job, What.BUFFER, _why)
     found = [difference for difference in seen.found if not difference.sighting.replica.mesh_dims]
     differing = [difference for difference in seen.found if difference.sighting.replica.mesh_dims]
-    constants = [one for each in differing if (one := _constants(each)) is not None]
+    constants = [constant for each in differing if (constant := _constants(each)) is not None]
     if differing and not constants and not found:
         return skipped("; ".join((*seen.excuses, _BY_DESIGN)))
     problems = drift.problems_of(job, found, "buffers") + drift.problems_of(job, constants, "constant tensors")
@@ -324,7 +324,7 @@ def check_optimizers(job: Job) -> Answer:
 
 def _why_state_differs(sighting: drift.Sighting) -> drift.DriftCause:
     for what, code in ((What.GRADIENT, "DD503"), (What.PARAMETER, "DD501")):
-        earlier = next((one for one in drift.sightings(sighting.replica, what) if one.step <= sighting.step), None)
+        earlier = next((seen for seen in drift.sightings(sighting.replica, what) if seen.step <= sighting.step), None)
         if earlier is not None and (
             what is What.GRADIENT
             or (why_parameters_differ(earlier).unsynchronized or state_follows_parameters(sighting.values))

@@ -37,13 +37,13 @@ def check_reference(trial: Trial) -> Answer:
         if step.random_error > LIMIT:
             return unknown(_RANDOM)
         if step.missing or any(ratio(tensor.whole, tensor.rounding) > LIMIT for tensor in step.tensors):
-            return judged([_finding(trial, reference, step)])
+            return judged([_reference_problem(trial, reference, step)])
     if reference.problem:
         return unknown(reference.problem)
     return passed() if reference.steps else unknown("no step was computed in one process")
 
 
-def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Problem:
+def _reference_problem(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Problem:
     cause = explain(reference, step)
     worst = max(step.tensors, key=lambda tensor: ratio(tensor.whole, tensor.rounding), default=None)
     ranks = tuple(participant.rank for participant in trial.participants)
@@ -168,8 +168,8 @@ def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem:
         factor = f"1/{world} of (one over the world size)"
     else:
         factor = f"{scale:.6g} times"
-    losses = [(one, part) for one, part in zip(step.losses, step.part_losses, strict=True) if one and part]
-    if losses and all(math.isclose(one, scale * part, rel_tol=NEAR) for one, part in losses):
+    losses = [(loss, part) for loss, part in zip(step.losses, step.part_losses, strict=True) if loss and part]
+    if losses and all(math.isclose(loss, scale * part, rel_tol=NEAR) for loss, part in losses):
         why = "the loss is scaled, but DDP already takes the mean"
         summary = f"it is {factor} the mean over ranks, and so is the loss: {why}"
         fix = "return the same loss as in one process: DDP divides by the world size"
@@ -245,7 +245,7 @@ FILES_FIX = {
 @also("DD501")
 def check_parameter_files(facts: DiffFacts) -> Answer:
     """Report files whose parameters differ."""
-    answer = _judge(facts, Kind.PARAMETER)
+    answer = _judge_files(facts, Kind.PARAMETER)
     if facts.incomparable and not answer.problems:
         names = facts.incomparable
         return unknown(f"{len(names)} tensors have a type that cannot be compared, for example {names[0]}")
@@ -255,53 +255,53 @@ def check_parameter_files(facts: DiffFacts) -> Answer:
 @also("DD502")
 def check_buffer_files(facts: DiffFacts) -> Answer:
     """Report files whose buffers differ."""
-    return _judge(facts, Kind.BUFFER)
+    return _judge_files(facts, Kind.BUFFER)
 
 
 @also("DD505")
 def check_optimizer_files(facts: DiffFacts) -> Answer:
     """Report files whose optimizers differ, and other values that differ."""
-    answer = _judge(facts, Kind.STATE, Kind.SETTING)
-    unequal = [one for one in facts.unequal if one.kind is Kind.VALUE]
+    answer = _judge_files(facts, Kind.STATE, Kind.SETTING)
+    unequal = [part for part in facts.unequal if part.kind is Kind.VALUE]
     if not unequal:
         return answer
-    summary = f"values other than tensors differ: {', '.join(one.name for one in unequal[:MAX_NAMED])}"
-    evidence = tuple(_describe(facts, one) for one in unequal[:MAX_NAMED])
+    summary = f"values other than tensors differ: {', '.join(part.name for part in unequal[:MAX_NAMED])}"
+    evidence = tuple(_describe_part(facts, part) for part in unequal[:MAX_NAMED])
     others = Problem(severity=Severity.INFO, summary=summary, evidence=evidence, fix="compare files from the same step")
     return judged([*answer.problems, others])
 
 
-def _judge(facts: DiffFacts, *kinds: Kind) -> Answer:
-    unequal = [one for one in facts.unequal if one.kind in kinds]
+def _judge_files(facts: DiffFacts, *kinds: Kind) -> Answer:
+    unequal = [part for part in facts.unequal if part.kind in kinds]
     if unequal:
         return judged([_problem(facts, unequal, FILES_FIX[kinds[0]])])
     return passed() if facts.tensors else skipped("the files contain no tensors")
 
 
 def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
-    blamed = sorted({number for one in unequal for number in outvoted((*one.sides, one.absent_in))})
+    blamed = sorted({number for part in unequal for number in outvoted((*part.sides, part.absent_in))})
     # Files that record different epochs or steps need not be equal.
     clocks = [
-        one
-        for one in facts.unequal
-        if one.kind is Kind.VALUE and any(word in one.name.rpartition(".")[2].lower() for word in CLOCKS)
+        part
+        for part in facts.unequal
+        if part.kind is Kind.VALUE and any(word in part.name.rpartition(".")[2].lower() for word in CLOCKS)
     ]
     other_steps = [
         f"the files may be from different times: {clock.name} is {_values(facts, clock)}" for clock in clocks[:1]
     ]
     has_majority = len(blamed) < len(facts.files)
-    settings = all(one.kind is Kind.SETTING for one in unequal)
-    noun = unequal[0].kind.value if len({one.kind for one in unequal}) == 1 else "part of the optimizer"
+    settings = all(part.kind is Kind.SETTING for part in unequal)
+    noun = unequal[0].kind.value if len({part.kind for part in unequal}) == 1 else "part of the optimizer"
     many = f"{noun} {unequal[0].name}" if len(unequal) == 1 else f"{len(unequal)} {PLURALS.get(noun, noun + 's')}"
     verb = "differs" if len(unequal) == 1 else "differ"
     first = f", {unequal[0].name} first" if len(unequal) > 1 else ""
     values = f": {_values(facts, unequal[0])}" if settings else ""
     between = f"in {_paths(facts, blamed)} from the other files" if has_majority else f"between {_paths(facts, blamed)}"
     # A parameter's own name, without the key under which the file holds the model.
-    name = next((one.name for one in unequal if one.kind is not Kind.SETTING), None)
+    name = next((part.name for part in unequal if part.kind is not Kind.SETTING), None)
     head, _, rest = (name or "").partition(".")
     prefixes = sorted({prefix for file in facts.files for prefix in file.stripped})
-    with_prefix = [number for number, one in enumerate(facts.files) if one.stripped]
+    with_prefix = [number for number, file in enumerate(facts.files) if file.stripped]
     stripped = f"names were compared without the prefix {' and '.join(prefixes)} in {_paths(facts, with_prefix)}"
     return Problem(
         confidence=Confidence.HIGH if has_majority and not other_steps else Confidence.MEDIUM,
@@ -309,7 +309,7 @@ def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
         tensor=rest if rest and head in {*MODEL_KEYS, "module"} else name,
         summary=f"{many} {verb} {between}{first}{values}",
         evidence=(
-            *[_describe(facts, one) for one in unequal[:MAX_NAMED]],
+            *[_describe_part(facts, part) for part in unequal[:MAX_NAMED]],
             *([f"and {len(unequal) - MAX_NAMED} more"] if len(unequal) > MAX_NAMED else []),
             *([] if has_majority else [WHO_IS_RIGHT]),
             *other_steps,
@@ -327,9 +327,9 @@ def _ranks(facts: DiffFacts, files: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(rank for number in files if (rank := facts.files[number].rank) is not None))
 
 
-def _describe(facts: DiffFacts, one: Unequal) -> str:
+def _describe_part(facts: DiffFacts, part: Unequal) -> str:
     apart = []
-    for pair in one.apart:
+    for pair in part.apart:
         files = f"{_paths(facts, (pair.file,))} against {_paths(facts, (pair.against,))}: "
         size = ""
         if pair.largest is not None:
@@ -339,13 +339,13 @@ def _describe(facts: DiffFacts, one: Unequal) -> str:
             f"{files if len(facts.files) > 2 else ''}{pair.differing} of {pair.of} elements differ, the first at "
             f"[{', '.join(map(str, pair.first))}]{size}{odd}"
         )
-    absent = [f"missing in {_paths(facts, one.absent_in)}"] if one.absent_in else []
-    values = [_values(facts, one)] if len(set(one.seen)) > 1 else []
-    return f"{one.name}: {'; '.join([*values, *apart, *absent])}"
+    absent = [f"missing in {_paths(facts, part.absent_in)}"] if part.absent_in else []
+    values = [_values(facts, part)] if len(set(part.seen)) > 1 else []
+    return f"{part.name}: {'; '.join([*values, *apart, *absent])}"
 
 
-def _values(facts: DiffFacts, one: Unequal) -> str:
-    return ", ".join(f"{what} in {_paths(facts, side)}" for what, side in zip(one.seen, one.sides, strict=True))
+def _values(facts: DiffFacts, part: Unequal) -> str:
+    return ", ".join(f"{what} in {_paths(facts, side)}" for what, side in zip(part.seen, part.sides, strict=True))
 
 
 def _paths(facts: DiffFacts, files: Sequence[int]) -> str:

@@ -145,10 +145,10 @@ def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Surve
             excused = True
         for stream in replica.streams:
             # Tensors count as compared if they were equal at all times, or at least before the first difference.
-            difference = next((one for one in stream.differences if one.what is what), None)
+            difference = next((difference for difference in stream.differences if difference.what is what), None)
             was_equal = difference is None or difference.last_equal is not None
             compared = compared or (what in stream.kinds and (was_equal or not excused))
-    found.sort(key=lambda one: one.sighting.step)
+    found.sort(key=lambda difference: difference.sighting.step)
     return Survey(found=tuple(found), compared=compared, excuses=tuple(dict.fromkeys(excuses)))
 
 
@@ -296,7 +296,7 @@ class FoundDifference:
 
 def problems_of(job: Job, found: Iterable[FoundDifference], nouns: str) -> list[Problem]:
     by_cause = grouped((difference.cause.name, difference) for difference in found)
-    return [_finding(job, first, others, nouns) for first, *others in by_cause.values()]
+    return [_drift_problem(job, first, others, nouns) for first, *others in by_cause.values()]
 
 
 def hosts_of(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
@@ -322,7 +322,7 @@ def row_words(row: TensorRow) -> str:
     return f"{row.part} of {row.name}" if row.part else row.name
 
 
-def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference], nouns: str) -> Problem:
+def _drift_problem(job: Job, first: FoundDifference, others: Sequence[FoundDifference], nouns: str) -> Problem:
     sighting = first.sighting
     blame = first.cause.blame or blame_of(sighting.difference.splits)
     everybody = [rank for side in sighting.difference.splits[0].sides for rank in side]
@@ -388,9 +388,6 @@ def _when(sighting: Sighting) -> str:
 def _also_words(found: FoundDifference) -> str:
     sighting = found.sighting
     name = row_words(sighting.difference.splits[0].row)
-    if sighting.replica.mesh_dims:
-        return f"the same on {rank_list(sighting.replica.members)}: {name} {_when(sighting)}"
-    return (
-        f"the same in {'DDP' if sighting.replica.model > 0 else 'unwrapped'} model {abs(sighting.replica.model)} of "
-        f"{rank_list(sighting.replica.members)}: {name} {_when(sighting)}"
-    )
+    model = sighting.replica.model
+    place = "on" if sighting.replica.mesh_dims else f"in {'DDP' if model > 0 else 'unwrapped'} model {abs(model)} of"
+    return f"the same {place} {rank_list(sighting.replica.members)}: {name} {_when(sighting)}"

@@ -90,23 +90,23 @@ def _same_in(shared: Shared, passes: Mapping[int, EpochSeen]) -> tuple[tuple[int
     """Return the ranks with the same samples, whether each drew the whole dataset, and whether that is certain."""
     # Without such ranks, the last one says whether it is certain that there are none.
     if any(shared.seen[rank].iterable or not shared.seen[rank].indices_seen for rank in passes):
-        ranks = _alike(passes, lambda one, other: same_batches(passes[one], passes[other]))
+        ranks = _alike(passes, lambda rank, other: same_batches(passes[rank], passes[other]))
         return ranks, False, all(epoch.batch_digests for epoch in passes.values())
     certain = True
     whole = {rank for rank, epoch in passes.items() if drew_all(epoch, shared.seen[rank])}
 
-    def drew_alike(one: int, other: int) -> bool:
-        mine, others = passes[one], passes[other]
+    def drew_alike(rank: int, other: int) -> bool:
+        mine, others = passes[rank], passes[other]
         if mine.drawn < MIN_DRAWN or mine.first != others.first:
             return False
         if mine.drawn == others.drawn:
             return (mine.order, mine.total, mine.xor) == (others.order, others.total, others.xor)
         return not (mine.complete and others.complete) and same_batches(mine, others)
 
-    def hold_alike(one: int, other: int) -> bool | None:
-        return same_contents((shared.seen[one], shared.seen[other]), (passes[one], passes[other]))
+    def hold_alike(rank: int, other: int) -> bool | None:
+        return same_contents((shared.seen[rank], shared.seen[other]), (passes[rank], passes[other]))
 
-    for all_samples, drew_same in ((True, lambda one, other: one in whole and other in whole), (False, drew_alike)):
+    for all_samples, drew_same in ((True, lambda rank, other: rank in whole and other in whole), (False, drew_alike)):
         ranks = _alike(passes, drew_same)
         if alike := _alike(ranks, lambda rank, other: hold_alike(rank, other) is True):
             return alike, all_samples, True
@@ -126,13 +126,13 @@ def _duplicates(shared: Shared, number: int, passes: Mapping[int, EpochSeen], *,
     ranks = tuple(passes)
     loader, epoch = shared.seen[ranks[0]], passes[ranks[0]]
     # Whether digests of delivered data were available, not only descriptions of datasets
-    are_compared = all(one.batch_digests or one.sample_digests for one in passes.values())
+    are_compared = all(epoch.batch_digests or epoch.sample_digests for epoch in passes.values())
     if loader.iterable or not epoch.drawn:
         drew = f"the first batches of {rank_list(ranks)} were equal"
     elif not all_samples:
         drew = f"{rank_list(ranks)} each {drawn_words(epoch)}, in the same order"
     else:
-        is_one_order = len({one.order for one in passes.values()}) == 1
+        is_one_order = len({epoch.order for epoch in passes.values()}) == 1
         is_every = epoch.drawn == loader.samples
         which = f"every index from 0 to {epoch.drawn - 1}" if is_every else "all but the incomplete last batch"
         order = "the same order" if is_one_order else "different orders"
@@ -229,10 +229,10 @@ def _judge_epochs(shared: Shared) -> Answer:
             return shared.skipped("fewer than two training passes were seen on each rank")
         if any(epoch.set_epoch is None or not epoch.first for epoch in epochs):
             return shared.skipped("its sampler has no epoch, or its samples were not seen")
-    for one, *others in passes.values():
+    for epoch, *others in passes.values():
         for other in others:
-            has_other_order = other.drawn == one.drawn and other.order != one.order
-            if has_other_order or (other.set_epoch, other.first) != (one.set_epoch, one.first):
+            has_other_order = other.drawn == epoch.drawn and other.order != epoch.order
+            if has_other_order or (other.set_epoch, other.first) != (epoch.set_epoch, epoch.first):
                 return passed()
     return _same_order(shared, passes)
 
@@ -380,7 +380,7 @@ def _seen_of_parts(shared: Shared) -> tuple[str, str] | None:
     whole = parts[0].of
     ranges = sorted((part.start, part.step, part.count) for part in parts if part.start is not None and part.step)
     steps = {step for _, step, _ in ranges}
-    in_turn = all(one[0] + one[2] <= other[0] for one, other in pairwise(ranges))
+    in_turn = all(part[0] + part[2] <= other[0] for part, other in pairwise(ranges))
     apart = len(ranges) == len(parts) and len(steps) == 1
     apart = apart and ((steps == {1} and in_turn) or len({start % step for start, step, _ in ranges}) == len(ranges))
     totals = [part.total for part in parts]
@@ -475,7 +475,7 @@ def _missing_shares(shared: Shared, samplers: Mapping[int, SamplerSeen]) -> Answ
     return _misfit(
         shared,
         f"their samplers are for {count} ranks, but there are {shared.size}",
-        f"num_replicas={count}; rank: {by_rank({rank: one.rank for rank, one in samplers.items()})}",
+        f"num_replicas={count}; rank: {by_rank({rank: sampler.rank for rank, sampler in samplers.items()})}",
         f"no rank draws the shares of {rank_list(missing)}, {len(missing)} of {count}",
     )
 

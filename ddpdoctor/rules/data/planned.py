@@ -30,7 +30,7 @@ def check_last_batch(shares: Shares) -> Answer:
         return passed(seen)
     is_each = len(short) == len(shares.ranks)
     whose = "every rank" if is_each else f"{len(short)} of {len(shares.ranks)} ranks"
-    one = shares.ranks[short[0]]
+    share = shares.ranks[short[0]]
     severity: Severity | None = None
     evidence: tuple[str, ...] = ()
     if without:
@@ -39,7 +39,7 @@ def check_last_batch(shares: Shares) -> Answer:
         if not is_each:
             it = verb(short, "it", "them")
             summary = f"{rank_list(short)} {verb(short, 'has', 'have')} no batch, so an epoch trains nothing on {it}"
-        evidence = (f"a rank draws {one.drawn} of {plan.samples} samples, for batches of {plan.batch_size}",)
+        evidence = (f"a rank draws {share.drawn} of {plan.samples} samples, for batches of {plan.batch_size}",)
         fix = "find out why the dataset is empty: check its path, split and filter"
         if plan.samples:
             fix = "lower the batch size, start fewer ranks, or set drop_last=False"
@@ -52,8 +52,8 @@ def check_last_batch(shares: Shares) -> Answer:
         fix = "set drop_last=True in the DataLoader, or choose another batch size"
     else:
         summary = (
-            f"the last batch of {whose} has {one.last_batch} of {plan.batch_size} samples, so each sample has "
-            f"{plan.batch_size / one.last_batch:.3g} times the weight"
+            f"the last batch of {whose} has {share.last_batch} of {plan.batch_size} samples, so each sample has "
+            f"{plan.batch_size / share.last_batch:.3g} times the weight"
         )
         fix = "set drop_last=True in the DataLoader if that matters"
     return judged([Problem(severity=severity, ranks=short, summary=summary, evidence=evidence, fix=fix)], seen)

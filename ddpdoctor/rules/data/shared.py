@@ -54,11 +54,11 @@ def shared_out(loader: LoaderSeen, size: int) -> str:
         sampler_drop_last=drop_last, sharing=Sharing.SAMPLER,
     )  # fmt: skip
     shares = share_out(plan)
-    one = shares.ranks[0]
+    first = shares.ranks[0]
     repeated = sum(share.repeated for share in shares.ranks)
     return (
-        f"a DistributedSampler for {size} ranks gives each {one.drawn} of {loader.samples} samples"
-        f" ({count_of(one.batches, 'batch', 'batches')} of {loader.batch_size}): {repeated} repeated,"
+        f"a DistributedSampler for {size} ranks gives each {first.drawn} of {loader.samples} samples"
+        f" ({count_of(first.batches, 'batch', 'batches')} of {loader.batch_size}): {repeated} repeated,"
         f" {shares.missed or 0} missed per epoch"
     )
 
@@ -342,11 +342,11 @@ def same_contents(loaders: tuple[LoaderSeen, LoaderSeen], passes: tuple[EpochSee
     """Return whether two ranks hold the same dataset, or None if that is unknown."""
     # The same index must give the same values in at least one leaf: random augmentation changes some leaves, but not
     # the labels. If no digest helps, equal descriptions of the dataset decide.
-    one, other = passes
+    epoch, other = passes
     described_alike = bool(loaders[0].dataset_digest) and loaders[0].dataset_digest == loaders[1].dataset_digest
-    alike = _compare(_by_leaf(one.sample_digests, 2), _by_leaf(other.sample_digests, 2), MIN_SAMPLES)
-    if alike is None and one.first and one.first == other.first:
-        alike = _compare(_by_leaf(one.batch_digests, 1), _by_leaf(other.batch_digests, 1), MIN_BATCHES)
+    alike = _compare_digests(_by_leaf(epoch.sample_digests, 2), _by_leaf(other.sample_digests, 2), MIN_SAMPLES)
+    if alike is None and epoch.first and epoch.first == other.first:
+        alike = _compare_digests(_by_leaf(epoch.batch_digests, 1), _by_leaf(other.batch_digests, 1), MIN_BATCHES)
     if alike is False:
         return None if described_alike else False
     if alike is None and not all(each.batch_digests or each.sample_digests for each in passes):
@@ -354,19 +354,19 @@ def same_contents(loaders: tuple[LoaderSeen, LoaderSeen], passes: tuple[EpochSee
     return alike
 
 
-def same_batches(one: EpochSeen, other: EpochSeen) -> bool:
-    mine, others = (_by_leaf(each.batch_digests, 1) for each in (one, other))
+def same_batches(epoch: EpochSeen, other: EpochSeen) -> bool:
+    mine, others = (_by_leaf(each.batch_digests, 1) for each in (epoch, other))
     return mine == others and any(len(set(digests.values())) >= MIN_BATCHES for digests in mine.values())
 
 
-def _compare(one: _Digests, other: _Digests, least: int) -> bool | None:
+def _compare_digests(digests: _Digests, other: _Digests, least: int) -> bool | None:
     """Return whether any leaf is equal wherever both have it, False if every leaf differs somewhere, else None."""
-    leaves = [leaf for leaf in one if leaf in other]
-    common = {leaf: [key for key in one[leaf] if key in other[leaf]] for leaf in leaves}
-    differ = [any(one[leaf][key] != other[leaf][key] for key in common[leaf]) for leaf in leaves]
+    leaves = [leaf for leaf in digests if leaf in other]
+    common = {leaf: [key for key in digests[leaf] if key in other[leaf]] for leaf in leaves}
+    differ = [any(digests[leaf][key] != other[leaf][key] for key in common[leaf]) for leaf in leaves]
     for leaf, differs in zip(leaves, differ, strict=True):
         enough = len(common[leaf]) >= least or not any(differ)
-        if not differs and enough and len({one[leaf][key] for key in common[leaf]}) >= MIN_BATCHES:
+        if not differs and enough and len({digests[leaf][key] for key in common[leaf]}) >= MIN_BATCHES:
             return True
     return False if leaves and all(differ) else None
 
@@ -382,7 +382,7 @@ def _by_leaf(digests: Iterable[str], colons: int) -> dict[str, dict[str, str]]:
 
 
 def with_counts(replicas: Replicas, answer: Answer) -> Answer:
-    words = [_count_words(one) for one in _counted(replicas) if one.unique is not None][:1]
+    words = [_count_words(epoch) for epoch in _counted(replicas) if epoch.unique is not None][:1]
     return replace(
         answer, problems=tuple(replace(problem, evidence=(*words, *problem.evidence)) for problem in answer.problems)
     )
@@ -390,21 +390,21 @@ def with_counts(replicas: Replicas, answer: Answer) -> Answer:
 
 def find_overlap(replicas: Replicas) -> Answer | None:
     """Judge shares by samples that overlap or are left out, which sums do not show. None without counts."""
-    counted = [one for one in _counted(replicas) if one.unique is not None and one.missed is not None]
+    counted = [epoch for epoch in _counted(replicas) if epoch.unique is not None and epoch.missed is not None]
     if not counted or replicas.drawn is None or replicas.size == 1:
         return None
-    for one in counted:
-        if any(row.repeated for row in one.ranks):
+    for epoch in counted:
+        if any(row.repeated for row in epoch.ranks):
             return skipped("the ranks draw with replacement or repeat samples, so their shares cannot be checked")
         # Drawn again while others are not drawn at all, which padding never causes.
-        beyond = min(one.drawn - (one.unique or 0), one.missed or 0) if replicas.drawn.samples else 0
-        if beyond and not one.alike:
+        beyond = min(epoch.drawn - (epoch.unique or 0), epoch.missed or 0) if replicas.drawn.samples else 0
+        if beyond and not epoch.alike:
             problem = Problem(
                 severity=Severity.WARNING,
                 confidence=Confidence.MEDIUM,
-                ranks=tuple(row.rank for row in one.ranks),
-                summary=f"in pass {one.number}, the ranks draw {beyond} samples too often and miss as many others",
-                evidence=(_count_words(one),),
+                ranks=tuple(row.rank for row in epoch.ranks),
+                summary=f"in pass {epoch.number}, the ranks draw {beyond} samples too often and miss as many others",
+                evidence=(_count_words(epoch),),
                 fix="use one order on all ranks: the same seed, and each rank its own part of it; or use "
                 "DistributedSampler",
             )
@@ -422,8 +422,8 @@ def _counted(replicas: Replicas) -> tuple[Pass, ...]:
     return replicas.drawn.passes if alike else ()
 
 
-def _count_words(one: Pass) -> str:
+def _count_words(epoch: Pass) -> str:
     return (
-        f"counted in pass {one.number}: {one.drawn} drawn, {one.unique} of them different, {one.shared} drawn by two "
-        f"or more ranks, {one.missed} not drawn"
+        f"counted in pass {epoch.number}: {epoch.drawn} drawn, {epoch.unique} of them different, {epoch.shared} drawn "
+        f"by two or more ranks, {epoch.missed} not drawn"
     )

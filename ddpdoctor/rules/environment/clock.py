@@ -55,21 +55,21 @@ def _who_is_off(offsets: Offsets) -> Iterator[Problem]:
     """Yield the hosts that differ from the median: with two hosts, the one whose clock is not synchronized, or both."""
     if len(offsets) == 2:
         behind, ahead = sorted(offsets, key=lambda offset: offset[1])
-        apart, confidence = ahead[1] - behind[1], Confidence.MEDIUM
+        apart, sure = ahead[1] - behind[1], Confidence.MEDIUM
         off = [(node, sign * apart) for (node, _), sign in ((ahead, 1), (behind, -1)) if apart > OFF_S]
         loose = [(node, value) for node, value in off if _is_loose(node)]
         off = loose if len(loose) == 1 else off
     else:
-        middle, confidence = median(value for _, value in offsets), Confidence.HIGH
+        middle, sure = median(value for _, value in offsets), Confidence.HIGH
         off = [(node, value - middle) for node, value in offsets if abs(value - middle) > OFF_S]
     far = [(node, value) for node, value in off if abs(value) >= FAR_OFF_S]
     for those, severity, consequence in (
         (far, Severity.ERROR, "at 15 s or more, torchrun's rendezvous treats live nodes as dead"),
-        ([one for one in off if one not in far], Severity.WARNING, "the log times of two hosts do not match"),
+        ([pair for pair in off if pair not in far], Severity.WARNING, "the log times of two hosts do not match"),
     ):
         if not those:
             continue
-        worst_first = sorted(those, key=lambda one: -abs(one[1]))
+        worst_first = sorted(those, key=lambda pair: -abs(pair[1]))
         worst, evidence = worst_first[0][1], tuple(f"{node.host}: {value:+.1f} s" for node, value in worst_first[:8])
         # Two nodes may have the same name, as containers on one host do.
         hosts = tuple(dict.fromkeys(node.host for node, _ in worst_first))
@@ -78,12 +78,10 @@ def _who_is_off(offsets: Offsets) -> Iterator[Problem]:
         if len(offsets) == len(those) == 2:
             what = f"The clock of {those[0][0].host} is {worst:.1f} s ahead of the clock of {those[1][0].host}"
             hosts, evidence = tuple(dict.fromkeys(node.host for node, _ in offsets)), ()
-            confidence = Confidence.LOW
+            sure = Confidence.LOW
         summary = f"{what}: {consequence}"
         fix = "sudo chronyc makestep, or sudo systemctl restart systemd-timesyncd"
-        yield Problem(
-            summary=summary, evidence=evidence, fix=fix, severity=severity, confidence=confidence, hosts=hosts
-        )
+        yield Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, confidence=sure, hosts=hosts)
 
 
 def _is_loose(node: Node) -> bool:
@@ -113,16 +111,16 @@ def check_rootfs_same(fleet: Fleet) -> Answer:
     software = fleet.each(lambda node: node.software)
     torch = [(node, build) for node in fleet.nodes if (build := known(node.torch)) is not None]
     # Entries of /etc/hosts without the compared nodes' lines: many hosts list only themselves.
-    own = frozenset(line for _, one in software for line in one.hosts_own)
+    own = frozenset(line for _, system in software for line in system.hosts_own)
     others = [
-        (node, " ".join(line for line in one.hosts_lines if line not in own))
-        for node, one in software
-        if one.hosts_lines is not None
+        (node, " ".join(line for line in system.hosts_lines if line not in own))
+        for node, system in software
+        if system.hosts_lines is not None
     ]
     splits = {
-        "Python": compare_nodes((node, one.executable) for node, one in software),
+        "Python": compare_nodes((node, system.executable) for node, system in software),
         "torch": compare_nodes((node, build.path) for node, build in torch),
-        "system": compare_nodes((node, one.os_name or None) for node, one in software),
+        "system": compare_nodes((node, system.os_name or None) for node, system in software),
         "/etc/hosts (digest)": compare_nodes((node, f"{zlib.crc32(lines.encode()):08x}") for node, lines in others),
     }
     fix = "set up the nodes the same way, or run them from one container image"

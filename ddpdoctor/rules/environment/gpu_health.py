@@ -84,7 +84,7 @@ def _total(gpus: Sequence[Gpu], field: str) -> int:
     return sum(getattr(gpu, field) or 0 for gpu in gpus)
 
 
-def _flag(flag: object) -> str:
+def _yes_no(flag: object) -> str:
     return "yes" if flag else "no"
 
 
@@ -93,15 +93,15 @@ def _uncorrected(gpu: Gpu) -> str:
     return f"{gpu.ecc_uncorrected_volatile} uncorrected errors since the driver was loaded{ever}"
 
 
-def _rows(gpu: Gpu) -> str:
+def _remap(gpu: Gpu) -> str:
     return (
         f"rows remapped after correctable errors {gpu.remapped_correctable}, after uncorrectable ones "
-        f"{gpu.remapped_uncorrectable}; pending: {_flag(gpu.remap_pending)}, failed: {_flag(gpu.remap_failed)}"
+        f"{gpu.remapped_uncorrectable}; pending: {_yes_no(gpu.remap_pending)}, failed: {_yes_no(gpu.remap_failed)}"
     )
 
 
 def _pages(gpu: Gpu) -> str:
-    return f"{gpu.retired_pages} pages retired, pending: {_flag(gpu.retired_pending)}"
+    return f"{gpu.retired_pages} pages retired, pending: {_yes_no(gpu.retired_pending)}"
 
 
 _state_rule(
@@ -134,11 +134,11 @@ _state_rule(
     f"{sum(bool(gpu.remap_pending and not gpu.remap_failed) for gpu in gpus)} GPUs pending, "
     f"{sum(bool(gpu.remap_failed) for gpu in gpus)} failed",
     faults=(
-        GpuFault(E, lambda gpu: gpu.remap_failed, "{has/have} bad memory rows and no spare rows left", _rows, REPLACE),
+        GpuFault(E, lambda gpu: gpu.remap_failed, "{has/have} bad memory rows and no spare rows left", _remap, REPLACE),
         GpuFault(E, lambda gpu: gpu.remap_pending and not gpu.remap_failed,
-              "{has/have} a bad memory row that stays in use until a reset", _rows, RESET),
+              "{has/have} a bad memory row that stays in use until a reset", _remap, RESET),
         GpuFault(W, lambda gpu: gpu.remapped_uncorrectable and not gpu.remap_failed and not gpu.remap_pending,
-              "remapped memory rows after uncorrected errors: {it works/they work} now", _rows,
+              "remapped memory rows after uncorrected errors: {it works/they work} now", _remap,
               "watch the count: nvidia-smi -q -d ROW_REMAPPER -i {ids}"),
     ),
 )  # fmt: skip
@@ -263,8 +263,8 @@ def check_app_clocks(fleet: Fleet) -> Answer:
     for host in dict.fromkeys(node.host for node, _ in gpus):
         node = next(node for node, _ in gpus if node.host == host)
         low = [
-            gpu for one, gpu in gpus
-            if one.host == host and None not in {gpu.app_clock_sm_mhz, gpu.default_app_clock_sm_mhz}
+            gpu for node, gpu in gpus
+            if node.host == host and None not in {gpu.app_clock_sm_mhz, gpu.default_app_clock_sm_mhz}
             and (gpu.app_clock_sm_mhz or 0) < (gpu.default_app_clock_sm_mhz or 0)
         ]  # fmt: skip
         if low:

@@ -194,12 +194,12 @@ def gpu_problem(
     """
     if not gpus:
         return []
-    summary, fix = f"{gpu_list(gpus)} {_fill(what, gpus)}", _fill(fix, gpus).replace("{ids}", numbers(gpus))
+    summary, fix = f"{gpu_list(gpus)} {_inflect(what, gpus)}", _inflect(fix, gpus).replace("{ids}", numbers(gpus))
     evidence = tuple(f"{label(gpu)}: {detail(gpu)}" for gpu in gpus)
     return [Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, ranks=ranks_on(node, gpus))]
 
 
-def _fill(text: str, gpus: Sequence[object]) -> str:
+def _inflect(text: str, gpus: Sequence[object]) -> str:
     return re.sub(r"\{([^{}/]*)/([^{}/]*)\}", lambda forms: forms[1 if len(gpus) == 1 else 2], text)
 
 
@@ -240,7 +240,7 @@ def check_gpu_count(node: Node) -> Answer:
     silent = [gpu for gpu in gpus.devices if gpu.error is not None]
     if silent:
         problems.append(Problem(
-            summary=f"{gpu_list(silent)} {_fill('{does/do} not respond: jobs that use {it/them} fail', silent)}",
+            summary=f"{gpu_list(silent)} {_inflect('{does/do} not respond: jobs that use {it/them} fail', silent)}",
             evidence=tuple(f"{label(gpu)}: {gpu.error}" for gpu in silent),
             fix=f"sudo dmesg | grep -E 'NVRM|Xid'; then sudo nvidia-smi -r -i {numbers(silent)}, or reboot",
             ranks=ranks_on(node, [gpu for gpu in silent if gpu.uuid]),
@@ -470,7 +470,7 @@ def check_gpu_alloc(node: Node) -> Answer:
     wrong = [work for work in trial.work if not work.ok and not work.timed_out]
     problems = [
         Problem(
-            summary=f"{gpu_list([work.index for work in bad])} {_fill(what, bad)}",
+            summary=f"{gpu_list([work.index for work in bad])} {_inflect(what, bad)}",
             evidence=tuple(f"GPU {work.index} in torch's numbering: {work.error}" for work in bad),
             fix=f"sudo dmesg | grep -E 'NVRM|Xid'; {fix}",
         )
@@ -495,7 +495,7 @@ def check_dstate(node: Node) -> Answer:
     long = [process for process in stuck if (process.seconds or 0.0) >= LONG_S]
     short = [process for process in stuck if process not in long]
     problems = []
-    for those, words, severity, confidence in (
+    for those, words, severity, sure in (
         (long, "and its GPU is unlikely to recover", None, Confidence.HIGH),
         (short, "for at least a second", Severity.WARNING, Confidence.MEDIUM),
     ):
@@ -508,7 +508,5 @@ def check_dstate(node: Node) -> Answer:
                 for process in those
             )
             fix = "sudo dmesg | grep -E 'NVRM|Xid|blocked for'; reboot the node: no signal can end such a process"
-            problems.append(
-                Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, confidence=confidence)
-            )
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix, severity=severity, confidence=sure))
     return judged(problems, f"{len(stuck)} processes hang in the driver")

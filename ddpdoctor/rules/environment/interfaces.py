@@ -129,13 +129,13 @@ def check_mtu(fleet: Fleet) -> Answer:
     for library in VARIABLES:
         picks = ((node, pick) for name, node, _, pick in first_picks(chosen) if name == library)
         sizes = [(node, pick.interface) for node, pick in picks if not pick.ip.is_loopback]
-        seen += [f"{one.name} {one.mtu}" for _, one in sizes]
-        split = compare_nodes((node, one.mtu) for node, one in sizes)
+        seen += [f"{nic.name} {nic.mtu}" for _, nic in sizes]
+        split = compare_nodes((node, nic.mtu) for node, nic in sizes)
         if split is None:
             continue
         common = split.majority.value if split.majority is not None else min(side.value for side in split.minorities)
-        names = dict.fromkeys(one.name for _, one in sizes if one.mtu != common)
-        differing = [f"{node.host}: {one.name}, {one.mtu}" for node, one in sizes if node.host in split.hosts]
+        names = dict.fromkeys(nic.name for _, nic in sizes if nic.mtu != common)
+        differing = [f"{node.host}: {nic.name}, {nic.mtu}" for node, nic in sizes if node.host in split.hosts]
         summary = describe(split, "MTU") + ": packets that are too large for a node are dropped"
         fix = " && ".join(f"ip link set dev {name} mtu {common}" for name in names) + " where it differs"
         problems.append(disagreement(split, summary, fix, evidence=tuple(differing[:8])))
@@ -166,12 +166,12 @@ def check_ifname_exists(node: Node) -> Answer:
             found.setdefault(setting, process)
     if not found:
         return skipped("none of NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME is set")
-    problems = [problem for setting, process in found.items() for problem in _judge(network, process, setting)]
+    problems = [problem for setting, process in found.items() for problem in _judge_setting(network, process, setting)]
     there = ", ".join(interface.name for interface in network.interfaces)
     return judged(problems, f"{', '.join(dict.fromkeys(map(str, found)))}; there are {there}")
 
 
-def _judge(network: Network, process: NodeProcess, setting: net.Setting) -> Iterator[Problem]:
+def _judge_setting(network: Network, process: NodeProcess, setting: net.Setting) -> Iterator[Problem]:
     if setting.name == NCCL:
         wanted = net.parse_nccl_list(setting.value)
         fitting = [interface.name for interface in network.interfaces if wanted.takes(interface.name)]
@@ -200,10 +200,9 @@ def _judge(network: Network, process: NodeProcess, setting: net.Setting) -> Iter
     wrong = [name for name in names if name not in there]
     if wrong:
         summary = f"{setting.name}={setting.value}: {_why_not(wrong[0], setting, there)}"
-        evidence = (f"interfaces: {', '.join(interface.name for interface in network.interfaces)}",)
-        yield Problem(
-            summary=summary, evidence=evidence, fix=net.export(setting.name, network), ranks=ranks_of([process])
-        )
+        seen = (f"interfaces: {', '.join(interface.name for interface in network.interfaces)}",)
+        fix = net.export(setting.name, network)
+        yield Problem(summary=summary, evidence=seen, fix=fix, ranks=ranks_of([process]))
 
 
 def _why_not(name: str, setting: net.Setting, there: set[str]) -> str:
@@ -216,7 +215,7 @@ def _why_not(name: str, setting: net.Setting, there: set[str]) -> str:
         return f"{library} reads the space as part of the name"
     if setting.name == TENSORPIPE and "," in name:
         return "TensorPipe accepts one name, not a list"
-    longer = sorted(one for one in there if one.startswith(name))
+    longer = sorted(other for other in there if other.startswith(name))
     if longer:
         return f"{library} needs the full name, and {name} is only a prefix of {longer[0]}"
     return f"interface {name} does not exist"
@@ -235,7 +234,7 @@ def check_iface_up(node: Node) -> Answer:
     if not network.interfaces:
         return unknown("the interfaces of this machine could not be read")
     choice = net.choose(node, network)
-    of_nccl, of_gloo = _text(node, NCCL), _text(node, GLOO)
+    of_nccl, of_gloo = _setting_text(node, NCCL), _setting_text(node, GLOO)
     # Unusable interfaces that NCCL_SOCKET_IFNAME names in full, or all that match if no usable one is left
     wanted = net.parse_nccl_list(of_nccl)
     problems = [
@@ -257,7 +256,7 @@ def check_iface_up(node: Node) -> Answer:
     return judged(problems, str(choice))
 
 
-def _text(node: Node, name: str) -> str:
+def _setting_text(node: Node, name: str) -> str:
     setting = net.find_setting(node, node.first, name)
     return "" if setting is None or net.is_ignored(setting.value) else setting.value
 
@@ -329,7 +328,7 @@ def _master_families(fleet: Fleet) -> Iterator[Problem]:
             versions = {ipaddress.ip_address(address.partition("%")[0]).version for address in addresses}
             families.append((node, known(node.network), versions))
     if families and not set.intersection(*(versions for _, _, versions in families)):
-        split = compare_nodes((node, " and ".join(f"IPv{one}" for one in sorted(those))) for node, _, those in families)
+        split = compare_nodes((node, " and ".join(f"IPv{kind}" for kind in sorted(seen))) for node, _, seen in families)
         if split is not None:
             fix = "set MASTER_ADDR to an address that all nodes can reach"
             yield disagreement(split, describe(split, "the master's name has"), fix)

@@ -383,11 +383,9 @@ def _network_faults(process: NodeProcess, names: Names | None, network: Network 
     if master is not None and master.error is not None and not env.is_loopback(master.name):
         service = master.name.partition(".")[2].partition(".")[0] or master.name
         patch = '{"spec":{"publishNotReadyAddresses":true}}'
-        variables = [
-            name for name in ("MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR") if env.text_of(process, name)
-        ]
+        given = [name for name in ("MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR") if env.text_of(process, name)]
         summary = f"the master's name {master.name} does not resolve in this pod: no service publishes it"
-        evidence = (master.error, *(f"{name}={env.text_of(process, name)}" for name in variables[:1]))
+        evidence = (master.error, *(f"{name}={env.text_of(process, name)}" for name in given[:1]))
         yield Problem(summary=summary, evidence=evidence, fix=f"kubectl patch service {service} -p '{patch}'")
     if network is None:
         return

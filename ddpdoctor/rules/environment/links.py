@@ -79,13 +79,13 @@ def check_pcie(node: Node) -> Answer:
     judgeable = [link for link in links.values() if link[1].width is not None]
     if not judgeable:
         return skipped("no GPU or RDMA card shows its PCIe link" if devices else "no GPU and no RDMA card")
-    problems = [problem for link in judgeable for problem in _judge(pci, link, devices)]
+    problems = [problem for link in judgeable for problem in _judge_link(pci, link, devices)]
     widths = Counter(f"x{lower.width}" for device, lower, _, _ in judgeable if lower is device)
     seen = ", ".join(f"{count} at {width}" for width, count in widths.most_common())
     return judged(problems, f"links of GPUs and RDMA cards: {seen}; speed of idle GPUs is not judged")
 
 
-def _judge(pci: Pci, link: PcieLink, devices: list[PciDevice]) -> Iterator[Problem]:
+def _judge_link(pci: Pci, link: PcieLink, devices: list[PciDevice]) -> Iterator[Problem]:
     mine, lower, upper, widest = link
     width, speed = lower.width or 0, lower.speed_gt_s
     fastest = min((end.max_speed_gt_s for end in (lower, upper) if end and end.max_speed_gt_s), default=None)
@@ -113,11 +113,8 @@ def _judge(pci: Pci, link: PcieLink, devices: list[PciDevice]) -> Iterator[Probl
 
 def _beside_peers(pci: Pci, mine: PciDevice, devices: list[PciDevice]) -> Iterator[Problem]:
     """Compare a link with those of other GPUs of the model. Without a view of the slot, nothing else can be done."""
-    peers = [
-        device
-        for device in devices
-        if (device.vendor, device.device) == (mine.vendor, mine.device) and device is not mine
-    ]
+    model = (mine.vendor, mine.device)
+    peers = [device for device in devices if (device.vendor, device.device) == model and device is not mine]
     wider = [peer for peer in peers if (peer.width or 0) > (mine.width or 0)]
     faster = [peer for peer in peers if (peer.speed_gt_s or 0) > (mine.speed_gt_s or 0)]
     if wider:
@@ -376,7 +373,7 @@ def check_numa(node: Node) -> Answer:
     ]
     problems = []
     if far:
-        names = [f"process {one.pid}" if one.rank is None else f"rank {one.rank}" for one, _ in far]
+        names = [f"process {process.pid}" if process.rank is None else f"rank {process.rank}" for process, _ in far]
         of_ranks = ranks_of(process for process, _ in far)
         unnumbered = [name for name, (process, _) in zip(names, far, strict=True) if process.rank is None]
         who = name_list([*([rank_list(of_ranks)] if of_ranks else []), *unnumbered])

@@ -46,15 +46,15 @@ def check_hostname_loopback(fleet: Fleet) -> Answer:
             summary = f"{resolves}: Gloo sends that address to the other nodes, which then connect to themselves"
             mend = f"replace {own.addresses[0]} with the host's own address in /etc/hosts"
             fix = f"{export('GLOO_SOCKET_IFNAME', network)} on all nodes, or {mend}"
-            problems.append(Problem(summary=summary, evidence=(_seen(own),), fix=fix, hosts=(node.host,)))
+            problems.append(Problem(summary=summary, evidence=(_lookup_words(own),), fix=fix, hosts=(node.host,)))
     return judged(problems, _all_seen(read))
 
 
 def _all_seen(read: tuple[tuple[Node, Names], ...]) -> str:
-    return "; ".join(dict.fromkeys(_seen(names.own) for _, names in read))
+    return "; ".join(dict.fromkeys(_lookup_words(names.own) for _, names in read))
 
 
-def _seen(own: Lookup) -> str:
+def _lookup_words(own: Lookup) -> str:
     return f"{own.name} resolves to {', '.join(own.addresses)}" if own.addresses else f"{own.name}: {own.error}"
 
 
@@ -80,7 +80,7 @@ def check_hostname_unresolvable(fleet: Fleet) -> Answer:
         if not names.own.addresses:
             summary = f"the host name {_unresolved_words(names.own)} on the host itself: {consequence}"
             fix = _hosts_line(fleet, node) + ("" if several else "; or, on one node, torchrun --local-addr 127.0.0.1")
-            seen, hosts = (_seen(names.own),), (node.host,)
+            seen, hosts = (_lookup_words(names.own),), (node.host,)
             problems.append(Problem(summary=summary, evidence=seen, fix=fix, severity=severity, hosts=hosts))
     return judged(problems, _all_seen(read))
 
@@ -99,7 +99,7 @@ def _hosts_line(fleet: Fleet, node: Node) -> str:
     if best is not None and len(fleet.nodes) > 1:
         address = f"$(ip -o address show {best} | awk '{{print $4}}' | cut -d/ -f1 | head -n 1)"
     elif network is not None and best is not None:
-        interface = next(one for one in network.interfaces if one.name == best)
+        interface = next(nic for nic in network.interfaces if nic.name == best)
         address = interface.addresses[0].partition("/")[0]
     return f'echo "{address} $(hostname)" | sudo tee -a /etc/hosts'
 
@@ -119,7 +119,7 @@ def check_hostname_not_local(fleet: Fleet) -> Answer:
         if _is_foreign(node, names.own):
             fix = f"remove the wrong entry from /etc/hosts or DNS, then {_hosts_line(fleet, node)}"
             severity = Severity.WARNING if _has_interface(node) and fleet.launcher is not Launcher.NONE else None
-            seen, hosts = (_seen(names.own),), (node.host,)
+            seen, hosts = (_lookup_words(names.own),), (node.host,)
             problems.append(Problem(summary=summary, evidence=seen, fix=fix, severity=severity, hosts=hosts))
     return judged(problems, _all_seen(read))
 

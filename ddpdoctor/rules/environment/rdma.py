@@ -68,7 +68,7 @@ def _fault(
     if wanted.names(device.name) and not any(net.is_active(other) for other in device.ports):
         return Severity.ERROR
     alike = [
-        other for one, other in ports if net.place(one, other) == net.place(device, port) and not one.virtual_function
+        other for nic, other in ports if net.place(nic, other) == net.place(device, port) and not nic.virtual_function
     ]
     up = sum(net.is_active(other) for other in alike)
     if up * 2 > len(alike):
@@ -132,8 +132,8 @@ def _flaps(device: RdmaDevice, port: RdmaPort, rdma: Rdma) -> Iterator[Problem]:
     count = port.counters.get("link_downed", 0)
     others = [
         other.counters.get("link_downed", 0)
-        for one, other in net.each_port(rdma)
-        if one is not device and net.place(one, other) == net.place(device, port) and net.is_active(other)
+        for nic, other in net.each_port(rdma)
+        if nic is not device and net.place(nic, other) == net.place(device, port) and net.is_active(other)
     ]
     if net.is_active(port) and count > (median(others) if others else 0):
         times = "once" if count == 1 else f"{count} times"
@@ -224,7 +224,7 @@ def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
         if any(port.link_layer == "Unspecified" and net.is_active(port) for port in device.ports)
     ]
     return tuple(
-        {device.name: device for device in (*(one for one, _ in net.network_ports(node, rdma)), *efas)}.values()
+        {device.name: device for device in (*(nic for nic, _ in net.network_ports(node, rdma)), *efas)}.values()
     )
 
 
@@ -284,7 +284,12 @@ def check_ib_rate(fleet: Fleet) -> Answer:
         if net.is_active(port) and port.rate_gb_s and not device.virtual_function
     )
     problems = [problem for links in groups.values() for problem in _compare_rates(links, alone=len(fleet.nodes) == 1)]
-    counts = [(node, _boards(node)) for node in fleet.nodes]
+    counts: list[tuple[Node, Counter[str] | None]] = []  # devices of each board, or None if that could not be read
+    for node in fleet.nodes:
+        devices = () if isinstance(node.rdma, Unread) else node.rdma.devices
+        boards = Counter(device.board for device in devices if device.board and not device.virtual_function)
+        is_lost = isinstance(node.rdma, Unread) and node.rdma.why is not Why.ABSENT
+        counts.append((node, None if is_lost else boards))
     for board in sorted({board for _, count in counts for board in count or ()}):
         split = compare_nodes((node, None if count is None else count[board]) for node, count in counts)
         most = split.majority.value if split is not None and split.majority is not None else None
@@ -309,11 +314,11 @@ def _compare_rates(links: list[tuple[str, RdmaDevice, RdmaPort]], *, alone: bool
     unsure = Severity.INFO if alone and links[0][2].link_layer == "Ethernet" else Severity.WARNING
     for rate in sorted(rate for rate in counts if rate < expected):
         slow = [link for link in links if link[2].rate_gb_s == rate]
-        hosts, one = tuple(dict.fromkeys(host for host, _, _ in slow)), len(slow) == 1
+        hosts, lone = tuple(dict.fromkeys(host for host, _, _ in slow)), len(slow) == 1
         names = net.words([net.label(device, port) for _, device, port in slow])
         where = "" if alone else f" on {name_list(hosts)}"
         yield Problem(
-            summary=f"RDMA port{'' if one else 's'} {names}{where} {'runs' if one else 'run'} at {rate:g} Gb/s, but "
+            summary=f"RDMA port{'' if lone else 's'} {names}{where} {'runs' if lone else 'run'} at {rate:g} Gb/s, but "
             f"{count_of(counts[expected], 'other')} of the same model at {expected:g} Gb/s",
             evidence=tuple(dict.fromkeys(f"rate: {port.rate_text}" for _, _, port in slow if port.rate_text)),
             fix=f"check the lanes and the cable (mlxlink -d {slow[0][1].name} -m), clean or replace the cable, and "
@@ -322,13 +327,6 @@ def _compare_rates(links: list[tuple[str, RdmaDevice, RdmaPort]], *, alone: bool
             confidence=Confidence.HIGH if sure else Confidence.LOW,
             hosts=hosts,
         )
-
-
-def _boards(node: Node) -> Counter[str] | None:
-    """Return how many devices of each board a node has, or None if that could not be read."""
-    if isinstance(node.rdma, Unread):
-        return Counter() if node.rdma.why is Why.ABSENT else None
-    return Counter(device.board for device in node.rdma.devices if device.board and not device.virtual_function)
 
 
 MAPPED_IPV4 = "0000:0000:0000:0000:0000:ffff:"

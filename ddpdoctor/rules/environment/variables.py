@@ -37,7 +37,7 @@ def check_env_unknown(node: Node) -> Answer:
     """Report variables that look like those of NCCL, torch, Gloo or torchrun, but that none of them reads."""
     others = sorted({name for process in node.processes for name in process.other_names})
     strangers = f"and {', '.join(others)}" if others else "and no similar names"
-    names = {variable.name for process in node.processes for variable, _ in _listed(process)}
+    names = {variable.name for process in node.processes for variable, _ in _known_variables(process)}
     count = count_of(len(names), "known variable") if names else "no known variables"
     return judged(_draw(node, var.find_too_new, unknown=True), f"{count} {strangers}")
 
@@ -48,7 +48,7 @@ def check_env_unknown(node: Node) -> Answer:
 )  # fmt: skip
 def check_env_value(node: Node) -> Answer:
     """Report variables whose value has the wrong form."""
-    return judged(_draw(node, var.find_wrong_value), _shown(node))
+    return judged(_draw(node, var.find_wrong_value), _shown_settings(node))
 
 
 @rule(
@@ -57,7 +57,7 @@ def check_env_value(node: Node) -> Answer:
 )  # fmt: skip
 def check_env_deprecated(node: Node) -> Answer:
     """Report variables that have a new name, that are no longer read, or that never existed."""
-    return judged(_draw(node, var.find_deprecated), _shown(node))
+    return judged(_draw(node, var.find_deprecated), _shown_settings(node))
 
 
 @rule(
@@ -71,10 +71,10 @@ def check_env_danger(node: Node) -> Answer:
         is_left_out = variable.name == "NCCL_IB_DISABLE" and context.active_port  # see ib-disabled
         return None if is_left_out else var.find_danger(variable, value, context)
 
-    return judged(_draw(node, danger), _shown(node))
+    return judged(_draw(node, danger), _shown_settings(node))
 
 
-def _listed(process: NodeProcess) -> list[tuple[Variable, str]]:
+def _known_variables(process: NodeProcess) -> list[tuple[Variable, str]]:
     found = ((find_variable(name), value) for name, value in process.variables.items())
     return [(variable, value) for variable, value in found if variable is not None]
 
@@ -86,7 +86,7 @@ def _draw(
     for process in node.processes:
         context = var.read_context(node, process)
         flaws = [var.find_unknown(name, context) for name in process.other_names] if unknown else []
-        flaws += [question(variable, value, context) for variable, value in _listed(process)]
+        flaws += [question(variable, value, context) for variable, value in _known_variables(process)]
         for flaw in flaws:
             if flaw is None:
                 continue
@@ -112,12 +112,12 @@ def _flaw_problem(flaw: var.Flaw, origin: str, fix: str, ranks: tuple[int, ...] 
     )  # fmt: skip
 
 
-def _shown(node: Node) -> str:
+def _shown_settings(node: Node) -> str:
     """Return some of the settings that were checked, with those of NCCL, torch and Gloo first."""
     settings = {
         f"{variable.name}={var.show(value)}": (variable.component not in {"nccl", "torch", "gloo"}, variable.name)
         for process in node.processes
-        for variable, value in _listed(process)
+        for variable, value in _known_variables(process)
         if variable.component not in OF_THE_LAUNCH and not variable.name.startswith("TORCHELASTIC_")
     }
     names = sorted(settings, key=lambda text: settings[text])
@@ -166,9 +166,9 @@ def _judge_file(file: ConfFile, context: var.VariableContext) -> Iterator[Proble
         form = "is not NAME=VALUE from the first column, so it has no effect"
         fix = _sed("-i -E", (f"{line}{mend.format(line)}" for line in file.bad_lines), file)
         evidence = ("NCCL does not report lines that it cannot read",)
-        yield Problem(summary=f"{_lines(file.bad_lines)} of {file.path} {form}", evidence=evidence, fix=fix)
+        yield Problem(summary=f"{_line_words(file.bad_lines)} of {file.path} {form}", evidence=evidence, fix=fix)
     if file.repeated_lines:
-        summary = f"{_lines(file.repeated_lines)} of {file.path} repeats an earlier setting, so it has no effect"
+        summary = f"{_line_words(file.repeated_lines)} of {file.path} repeats an earlier setting, so it has no effect"
         evidence = ("if two lines have the same name, NCCL uses the first",)
         fix = _sed("-i", (f"{line}d" for line in file.repeated_lines), file)
         yield Problem(summary=summary, evidence=evidence, fix=fix)
@@ -195,7 +195,7 @@ def _judge_file(file: ConfFile, context: var.VariableContext) -> Iterator[Proble
             yield _flaw_problem(flaw, origin, fix)
 
 
-def _lines(numbers: tuple[int, ...]) -> str:
+def _line_words(numbers: tuple[int, ...]) -> str:
     return f"line {numbers[0]}" if len(numbers) == 1 else f"each of the lines {', '.join(map(str, numbers))}"
 
 
@@ -278,7 +278,7 @@ def check_ws_same(fleet: Fleet) -> Answer:
             consequence = "it must be the same on all ranks"
         summary = f"{_who_has_what(name, split, by_rank=True)}: {consequence}"
         evidence = tuple(f"{file.path} of {host} sets {name}" for host, file in files if name in file.variables)
-        fix, ranks = _fix(name, split), split.ranks
+        fix, ranks = _export_fix(name, split), split.ranks
         problems.append(disagreement(split, summary, fix, evidence=evidence, severity=severity, ranks=ranks))
     world = show_variables(processes[0][1], WORLD)
     return judged(problems, f"{len(names)} variables of {len(processes)} ranks" + (f"; {world}" if world else ""))
@@ -305,7 +305,7 @@ def _who_has_what(name: str, split: Split[str], *, by_rank: bool) -> str:
     return f"{name} has {sides} different values, {describe(some, 'such as', words=word, by_rank=by_rank)}"
 
 
-def _fix(name: str, split: Split[str], everywhere: str = "ranks") -> str:
+def _export_fix(name: str, split: Split[str], everywhere: str = "ranks") -> str:
     majority = split.majority.value if split.majority is not None else None
     if majority == UNSET:
         return f"unset {name} on all {everywhere}"
@@ -354,6 +354,6 @@ def check_rdzv_id_same(fleet: Fleet) -> Answer:
     for name, split in splits.items():
         if split is not None:
             summary = f"{_who_has_what(name, split, by_rank=False)}: {what}"
-            problems.append(disagreement(split, summary, _fix(name, split, "nodes"), ranks=split.ranks))
+            problems.append(disagreement(split, summary, _export_fix(name, split, "nodes"), ranks=split.ranks))
     first = processes[0][1]
     return judged(problems, ", ".join(f"{name}={text_of(first, name) or 'unset'}" for name in names))

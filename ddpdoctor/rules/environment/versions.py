@@ -91,7 +91,7 @@ def check_torch_import(node: Node) -> Answer:
     torch = node.torch
     if isinstance(torch, Unread) and torch.why is Why.NOT_ASKED:
         version = need(node.software).torch_version
-        return passed(f"torch {version} is installed; it was not imported") if version else _absent(node)
+        return passed(f"torch {version} is installed; it was not imported") if version else _no_torch(node)
     build = need(torch)
     if build.import_error is None:
         software = known(node.software)
@@ -99,7 +99,7 @@ def check_torch_import(node: Node) -> Answer:
         return passed(f"torch {build.version}{of_python}")
     missing = re.search(r"No module named '([\w.]+)'", build.import_error)
     if missing and missing[1] == "torch":
-        return _absent(node)
+        return _no_torch(node)
     software = known(node.software)
     if build.path and not any(folder in build.path for folder in _INSTALLED):
         fix = f"rename or remove {build.path}: Python finds it before the installed torch"
@@ -113,7 +113,7 @@ def check_torch_import(node: Node) -> Answer:
     return found(f"`import torch` fails: {build.import_error}", build.import_error, evidence=evidence, fix=fix)
 
 
-def _absent(node: Node) -> Answer:
+def _no_torch(node: Node) -> Answer:
     software = known(node.software)
     where = f"this Python is {software.executable}" if software else "this Python has no torch"
     summary = "torch is not installed in this Python, so no rank can start"
@@ -184,7 +184,7 @@ def _of_gpus(value: Callable[[Gpu], str | None]) -> Callable[[Node], str | None]
     def read(node: Node) -> str | None:
         gpus = known(node.gpus)
         found = {value(gpu) for gpu in gpus.devices} if gpus else set()
-        return " and ".join(sorted(one for one in found if one)) or None
+        return " and ".join(sorted(version for version in found if version)) or None
 
     return read
 
@@ -192,13 +192,13 @@ def _of_gpus(value: Callable[[Gpu], str | None]) -> Callable[[Node], str | None]
 _COMPARED: tuple[tuple[str, Callable[[Node], str | None], Severity], ...] = (
     ("torch", torch_of, Severity.ERROR),
     ("NCCL", nccl_of, Severity.ERROR),
-    ("Python", of_software(lambda one: ".".join(one.python.split(".")[:2])), Severity.WARNING),
+    ("Python", of_software(lambda software: ".".join(software.python.split(".")[:2])), Severity.WARNING),
     ("NVIDIA driver", driver_of, Severity.WARNING),
     ("GPUs:", _of_gpus(lambda gpu: gpu.name), Severity.WARNING),
     ("VBIOS", _of_gpus(lambda gpu: gpu.vbios), Severity.WARNING),
-    ("kernel", of_software(lambda one: one.kernel), Severity.WARNING),
-    ("OFED", of_software(lambda one: one.ofed), Severity.WARNING),
-    ("container image", of_software(lambda one: one.image), Severity.WARNING),
+    ("kernel", of_software(lambda software: software.kernel), Severity.WARNING),
+    ("OFED", of_software(lambda software: software.ofed), Severity.WARNING),
+    ("container image", of_software(lambda software: software.image), Severity.WARNING),
 )
 
 
@@ -306,9 +306,9 @@ def check_hip_gpu_other(node: Node) -> Answer:
 VERSION_OF: dict[str, Callable[[Node], str | None]] = {
     "torch": torch_of,
     "nccl": nccl_of,
-    "python": of_software(lambda one: one.python),
+    "python": of_software(lambda software: software.python),
     "driver": driver_of,
-    "kernel": of_software(lambda one: one.kernel),
+    "kernel": of_software(lambda software: software.kernel),
 }
 
 

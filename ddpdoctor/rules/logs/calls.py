@@ -159,17 +159,17 @@ def _groups(facts: Iterable[lf.Fact], limits: _Limits) -> list[_Group]:
     groups: dict[tuple[str, str], _Group] = {}
     waits = [(rank, fact) for rank, fact in limits if not fact.in_init and not fact.in_store]
     waits = [(n, fact) for n, fact in waits if fact.operation.seq is not None and fact.operation.op not in _SINGLE]
-    known = [(_call(fact), _group_of(fact)) for _, fact in waits if fact.operation.group_words]
+    known = [(_call_key(fact), _group_of(fact)) for _, fact in waits if fact.operation.group_words]
     for rank, fact in waits:
         key, words = _group_of(fact)
         if not words and not key:  # its line was lost: it is the group in which others wait in the same call
-            every = {group for call, group in known if call == _call(fact)} or {group for _, group in known}
+            every = {group for call, group in known if call == _call_key(fact)} or {group for _, group in known}
             key, words = next(iter(every)) if len(every) == 1 else ("", "")
         group = groups.setdefault((key, words), _Group(key, words))
         former = group.waits.get(rank)
         if former is None or (fact.operation.seq or 0) < (former.operation.seq or 0):
             group.waits[rank] = fact
-        _place(group, fact.who)
+        _note_place(group, fact.who)
     for rank, reached in ranked(facts, lf.Reached):
         named = groups.get((reached.group, reached.group_words))
         if named is not None:
@@ -177,7 +177,7 @@ def _groups(facts: Iterable[lf.Fact], limits: _Limits) -> list[_Group]:
             furthest = named.reached.get(rank)
             if furthest is None or (reached.enqueued or -1) >= (furthest.enqueued or -1):
                 named.reached[rank] = reached
-            _place(named, reached.who)
+            _note_place(named, reached.who)
     return [group for group in groups.values() if group.words or _is_comparable(group.waits)]
 
 
@@ -185,7 +185,7 @@ def _group_of(wait: lf.Waiting) -> tuple[str, str]:
     return wait.operation.group, wait.operation.group_words
 
 
-def _place(group: _Group, who: lf.Who) -> None:
+def _note_place(group: _Group, who: lf.Who) -> None:
     if who.rank is not None and who.group_rank is not None and who.group == group.key and group.words:
         group.places[who.rank] = who.group_rank
 
@@ -240,7 +240,7 @@ def _compare_limits(group: _Group, members: Sequence[int], silent: frozenset[int
     for rank, reached in group.reached.items():
         if reached.enqueued is not None and reached.enqueued >= number > (reached.completed or 0):
             inside.add(rank)
-    if len(inside) < 2 or len({_call(wait) for wait in group.waits.values() if wait.operation.op}) > 1:
+    if len(inside) < 2 or len({_call_key(wait) for wait in group.waits.values() if wait.operation.op}) > 1:
         return []
     complete = whole is not None and len(inside) >= whole
     return [lf.Inside(operation=target.operation, ranks=tuple(sorted(inside)), complete=complete, **_where(target))]
@@ -257,7 +257,7 @@ def _late(group: _Group) -> list[lf.Absent]:
     target = min(first.values(), key=lambda wait: (wait.time is None, wait.time.seconds if wait.time else 0.0))
     found: dict[int, tuple[lf.Fact, bool]] = {}
     for rank, wait in group.waits.items():
-        if wait is target or (rank in first and wait.operation.op and _call(wait) != _call(target)):
+        if wait is target or (rank in first and wait.operation.op and _call_key(wait) != _call_key(target)):
             continue
         behind = (fact for fact in group.said.get(rank, ()) if _is_behind(fact, number))
         told = next((fact for fact in behind if fact.told_by in first or _is_after(fact.time, target.time)), None)
@@ -355,7 +355,7 @@ def _absence(rank: int, target: lf.Waiting, waiters: Iterable[int], shown_by: lf
 
 def _limits_differ(group: _Group, whole: int | None) -> lf.Differ | None:
     """Return how the calls differ in which ranks of one group wait."""
-    calls = {rank: _call(wait) for rank, wait in group.waits.items() if wait.operation.op}
+    calls = {rank: _call_key(wait) for rank, wait in group.waits.items() if wait.operation.op}
     ordered = [ranks for _, ranks in group_alike(calls)]
     if len(ordered) < 2:
         return None
@@ -397,7 +397,7 @@ def _aspect(operations: Sequence[lf.Operation]) -> str:
     return ""
 
 
-def _call(wait: lf.Waiting) -> tuple[object, ...]:
+def _call_key(wait: lf.Waiting) -> tuple[object, ...]:
     """Return what must be equal on all ranks."""
     operation = wait.operation
     numel_in = operation.numel_in if operation.op in _SAME_IN else None
@@ -452,10 +452,8 @@ def compare_calls(facts: Iterable[lf.Fact]) -> Iterator[lf.Differ]:
 
 
 def _calls_differ(called: Sequence[lf.Called]) -> lf.Differ | None:
-    by_rank = grouped(ranked(called, lf.Called))
-    shapes = {
-        rank: tuple(sorted((_shape(fact.operation) for fact in those), key=str)) for rank, those in by_rank.items()
-    }
+    calls = grouped(ranked(called, lf.Called))
+    shapes = {rank: tuple(sorted((_shape_of(fact.operation) for fact in own), key=str)) for rank, own in calls.items()}
     sides = grouped((shape, rank) for rank, shape in shapes.items())
     if len(sides) < 2 or len({len(shape) for shape in sides}) > 1:
         return None
@@ -464,16 +462,16 @@ def _calls_differ(called: Sequence[lf.Called]) -> lf.Differ | None:
     shown = []
     for shape, ranks in ordered:
         own = next((call for call in shape if common[call] < len(sides)), shape[0])
-        fact = next(fact for fact in by_rank[ranks[0]] if _shape(fact.operation) == own)
+        fact = next(fact for fact in calls[ranks[0]] if _shape_of(fact.operation) == own)
         shown.append((tuple(sorted(ranks)), fact))
     majority, last = shown[0][0], shown[-1][1]
     sides_of = tuple((ranks, fact.operation) for ranks, fact in shown)
-    odd = tuple(sorted(set(by_rank) - set(majority))) if 2 * len(majority) > len(by_rank) else None
+    odd = tuple(sorted(set(calls) - set(majority))) if 2 * len(majority) > len(calls) else None
     aspect = "operation" if len({fact.operation.op for _, fact in shown}) > 1 else "shape"
     return lf.Differ(spot=last.spot, said=last.said, sides=sides_of, odd=odd, aspect=aspect)
 
 
-def _shape(operation: lf.Operation) -> _Call:
+def _shape_of(operation: lf.Operation) -> _Call:
     return (operation.op, operation.numel_in, operation.dtype)
 
 
@@ -484,7 +482,7 @@ def compare_stacks(facts: Sequence[lf.Fact], world: int | None) -> list[lf.Fact]
         return []
     last = {rank: stacks[-1] for rank, stacks in sorted(by_rank.items())}
     said = {fact.who.rank for fact in facts if isinstance(fact, lf.Moving) and fact.step is None}
-    moved = {rank for rank, stacks in by_rank.items() if rank in said or (len({_lines(stack) for stack in stacks}) > 1)}
+    moved = {rank for rank, stacks in by_rank.items() if rank in said or (len({_sites(stack) for stack in stacks}) > 1)}
     if any(last[rank].doing in WAITS for rank in moved) or (moved and moved == set(last)):
         rank = min(moved)
         return [lf.Moving(who=last[rank].who, spot=last[rank].spot)]
@@ -505,7 +503,7 @@ def compare_stacks(facts: Sequence[lf.Fact], world: int | None) -> list[lf.Fact]
     if waiters and not absent:
         differ = _places(waiters)
         found += [differ] if differ is not None else []
-        if len(waiters) > 1 and len({_lines(stack) for stack in waiters.values()}) == 1:
+        if len(waiters) > 1 and len({_sites(stack) for stack in waiters.values()}) == 1:
             spot, complete = next(iter(waiters.values())).spot, world is None or len(last) >= world
             found.append(lf.Inside(operation=operation, ranks=tuple(waiters), spot=spot, complete=complete))
     for fact in facts:  # ranks that did not answer when they were asked for their stacks
@@ -531,7 +529,7 @@ def _places(waiters: dict[int, lf.Stacked]) -> lf.Differ | None:
     return lf.Differ(sides=shown_sides, odd=odd if is_plain else None, aspect="place", certain=False, spot=spot)
 
 
-def _lines(stack: lf.Stacked) -> tuple[tuple[str, int], ...]:
+def _sites(stack: lf.Stacked) -> tuple[tuple[str, int], ...]:
     """Return the user's lines, else all. Sources differ in how much of a path and of a function's name they give."""
     frames = [frame for frame in stack.frames if frame.user] or stack.frames
     return tuple((frame.file.rpartition("/")[2], frame.line) for frame in frames)

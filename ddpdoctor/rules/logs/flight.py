@@ -92,7 +92,7 @@ class Cluster:
         block, part = self.block(rank, number) or (), self.parts[rank]
         is_pending = part.done < len(part.seq) and part.seq[part.done] == number
         found = lf.Operation(
-            op=" and ".join(dict.fromkeys(one.op for one in block)), group=self.name, group_words=self.words,
+            op=" and ".join(dict.fromkeys(call.op for call in block)), group=self.name, group_words=self.words,
             seq=None if self.is_aligned else number,
             made_by="backward" if is_pending and part.pending_in_backward else "",
         )  # fmt: skip
@@ -155,15 +155,15 @@ def compare_transfers(cluster: Cluster) -> Iterator[lf.Fact]:
         other = cluster.parts.get(peer)
         said = f"rank {rank} waits in {op} {'to' if op == 'send' else 'from'} rank {peer}"
         if other is None:
-            yield _absent(peer, operation, (rank,), dump, said, certain=False)
+            yield _absent_rank(peer, operation, (rank,), dump, said, certain=False)
             continue
         there = cluster.dumps[peer]
         partner = _PARTNER[op], members.index(rank) if members else rank
-        pending = next((one for one in other.transfers if (one.op, one.peer) == partner), None)
-        any_source = any(one.op == partner[0] and one.peer is None for one in other.transfers)
+        pending = next((transfer for transfer in other.transfers if (transfer.op, transfer.peer) == partner), None)
+        any_source = any(transfer.op == partner[0] and transfer.peer is None for transfer in other.transfers)
         made = not dump.wrapped and not there.wrapped and other.made.get(partner, 0) >= transfer.nth
         if pending is None and not any_source and not made:
-            yield _absent(peer, operation, (rank,), there, said)
+            yield _absent_rank(peer, operation, (rank,), there, said)
         elif pending is not None and op == "send":
             ends = tuple(sorted((rank, peer)))
             received = replace(operation, op="recv", peer=rank, numel_in=pending.numel)
@@ -175,7 +175,7 @@ def compare_transfers(cluster: Cluster) -> Iterator[lf.Fact]:
                 yield lf.Inside(operation=operation, ranks=ends, complete=True, spot=dump.spot, said=said)
 
 
-def _absent(
+def _absent_rank(
     rank: int, operation: lf.Operation, waiters: _Ranks, dump: lf.FlightDump, said: str = "", **more: Any
 ) -> lf.Absent:  # fmt: skip
     return lf.Absent(who=lf.Who(rank=rank), operation=operation, waiters=waiters, spot=dump.spot, said=said, **more)
@@ -185,16 +185,16 @@ def compare_flight(dumps: Sequence[lf.FlightDump], world: int | None) -> list[lf
     """Return which ranks are behind, differ or are inside, and what each rank waits in. One dump per rank."""
     by_rank = {dump.rank: dump for dump in dumps if dump.rank is not None}
     clusters = clusters_of(by_rank)
-    timed_out = any(part.timed_out for one in clusters for part in one.parts.values())
+    timed_out = any(part.timed_out for cluster in clusters for part in cluster.parts.values())
     found: list[lf.Fact] = []
     for cluster in clusters:
         moved = None if timed_out or _first_different_number(cluster) is not None else _contradiction(cluster)
         if moved is not None:
             return [moved]
     for cluster in clusters:
-        found += _compare(cluster, by_rank, world)
+        found += _compare_cluster(cluster, by_rank, world)
         found += compare_transfers(cluster)
-    found += _waits(clusters)
+    found += _flight_waits(clusters)
     absent = [fact for fact in found if isinstance(fact, lf.Absent)]
     links = {(rank, fact.operation, fact.who.rank) for fact in absent for rank in fact.waiters}
     circle = find_circle(links) or _crossed(clusters, found)
@@ -220,7 +220,7 @@ def _from_root(block: tuple[lf.FlightCall, ...]) -> bool:
     return any(call.op in _FROM_ROOT for call in block)
 
 
-def _compare(cluster: Cluster, by_rank: Mapping[int, lf.FlightDump], world: int | None) -> list[lf.Fact]:
+def _compare_cluster(cluster: Cluster, by_rank: Mapping[int, lf.FlightDump], world: int | None) -> list[lf.Fact]:
     target = _target(cluster)
     differ = _first_difference(cluster, target, len(cluster.members) if cluster.members else world)
     if differ is not None:
@@ -245,7 +245,7 @@ def _compare(cluster: Cluster, by_rank: Mapping[int, lf.FlightDump], world: int 
     unseen = [rank for rank in members if rank not in by_rank]
     dump = cluster.dumps[waiters[0]]
     if unseen:
-        return [_absent(rank, operation, waiters, dump, certain=False) for rank in unseen]
+        return [_absent_rank(rank, operation, waiters, dump, certain=False) for rank in unseen]
     if len(waiters) < 2 or not all(cluster.parts[rank].knows_ends for rank in waiters):
         return []
     complete = set(waiters) >= set(members) and (cluster.members is not None or world is not None)
@@ -268,7 +268,7 @@ def _late(cluster: Cluster, number: int) -> list[lf.Absent]:
         for column in ("last_made_ns", "last_ended_ns")
     )
     common = set.intersection(*map(set, made.values()))
-    for seq in sorted(one for one in common if one <= number and one - 1 in common):
+    for seq in sorted(seq for seq in common if seq <= number and seq - 1 in common):
         after_s = {rank: (times[seq] - times[seq - 1]) / 1e9 for rank, times in made.items()}
         soonest_s = min(after_s.values())
         late = sorted(rank for rank in after_s if after_s[rank] - soonest_s > limit_s)
@@ -279,7 +279,7 @@ def _late(cluster: Cluster, number: int) -> list[lf.Absent]:
             operation = cluster.operation(waited[0], seq)
             limit = f"later than {rank_list(waited)}, whose limit was {limit_s:g} s"
             said = {n: f"rank {n} made {operation.words()} {after_s[n] - soonest_s:.1f} s {limit}" for n in late}
-            return [_absent(n, operation, waited, cluster.dumps[n], said[n], late=True) for n in late]
+            return [_absent_rank(n, operation, waited, cluster.dumps[n], said[n], late=True) for n in late]
     return []
 
 
@@ -318,7 +318,7 @@ def _absences(cluster: Cluster, ranks: list[int], operation: lf.Operation, waite
         at = next((frame for frame in reversed(part.last_frames) if frame.user), None) if part is not None else None
         line = f", in {at.function} ({at.file}:{at.line})" if at is not None and last else ""
         said = f"rank {rank} {last or 'made no call'}{line}" + ("" if last else f" of {cluster.words or 'the group'}")
-        yield _absent(rank, operation, waiters, dump, said, certain=certain)
+        yield _absent_rank(rank, operation, waiters, dump, said, certain=certain)
         if part is not None:
             enqueued, completed = (None, None) if cluster.is_aligned else (part.last, part.last_done)
             yield lf.Reached(
@@ -340,13 +340,8 @@ def _first_difference(cluster: Cluster, target: tuple[int, _Ranks] | None, size:
     plain = len(sides[0][1]) > len(sides[1][1])
     odd = tuple(sorted(rank for _, ranks in sides[1:] for rank in ranks))
     names = {tuple(call.op for call in made[ranks[0]]) for _, ranks in sides}
-    aspect = (
-        "operation"
-        if len(names) > 1
-        else "dtype"
-        if len({operation.dtype for operation in operations}) > 1
-        else "shape"
-    )
+    dtypes = {operation.dtype for operation in operations}
+    aspect = "operation" if len(names) > 1 else "dtype" if len(dtypes) > 1 else "shape"
     return lf.Differ(
         sides=tuple((ranks, operation) for (_, ranks), operation in zip(sides, operations, strict=True)),
         odd=odd if plain else None, aspect=aspect, spot=cluster.dumps[odd[0]].spot,
@@ -376,7 +371,7 @@ def _first_different_number(cluster: Cluster) -> int | None:
     return lowest
 
 
-def _waits(clusters: Sequence[Cluster]) -> list[lf.Fact]:
+def _flight_waits(clusters: Sequence[Cluster]) -> list[lf.Fact]:
     """Return what each rank waits in: the oldest call that has not completed."""
     oldest: dict[int, tuple[int, lf.Waiting]] = {}
     for cluster in clusters:
@@ -399,14 +394,14 @@ def _crossed(clusters: Sequence[Cluster], found: Sequence[lf.Fact]) -> lf.Circle
     """Return ranks that made the pending calls of two groups in different orders, if all members are inside both."""
     inside = {fact.operation.group for fact in found if isinstance(fact, lf.Inside)}
     whole = [cluster for cluster in clusters if cluster.name in inside]
-    for at, one in enumerate(whole):
+    for at, cluster in enumerate(whole):
         for other in whole[at + 1 :]:
-            both = [rank for rank in one.parts if rank in other.parts]
-            pending = {rank: (one.parts[rank].pending_ns, other.parts[rank].pending_ns) for rank in both}
+            both = [rank for rank in cluster.parts if rank in other.parts]
+            pending = {rank: (cluster.parts[rank].pending_ns, other.parts[rank].pending_ns) for rank in both}
             orders = {n: own < theirs for n, (own, theirs) in pending.items() if own is not None and theirs is not None}
             first = next((rank for rank, order in orders.items() if order), None)
             second = next((rank for rank, order in orders.items() if not order), None)
             if first is not None and second is not None:
-                links = ((first, one.pending(first), second), (second, other.pending(second), first))
-                return lf.Circle(links=links, spot=one.dumps[first].spot)
+                links = ((first, cluster.pending(first), second), (second, other.pending(second), first))
+                return lf.Circle(links=links, spot=cluster.dumps[first].spot)
     return None

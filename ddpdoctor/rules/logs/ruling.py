@@ -55,7 +55,7 @@ def find_absent(state: RunState) -> Ruling | None:
     if not absent:
         return None
     samples = last_samples(state.facts)
-    roots = [(rank, fact) for rank, fact in absent if not _waits(state, rank, fact, samples.get(rank))] or absent
+    roots = [(rank, fact) for rank, fact in absent if not _is_waiting(state, rank, fact, samples.get(rank))] or absent
     # A rank that waits for another one that is absent, and not that one for it, is no root.
     waited_by: dict[int, set[int]] = defaultdict(set)
     waits_for: dict[int, set[int]] = defaultdict(set)
@@ -84,7 +84,7 @@ def find_absent(state: RunState) -> Ruling | None:
     return Ruling(kind=absence.kind, problem=absence.problem(weaker))
 
 
-def _waits(state: RunState, rank: int, absent: lf.Absent, sample: lf.Stacked | None) -> bool:
+def _is_waiting(state: RunState, rank: int, absent: lf.Absent, sample: lf.Stacked | None) -> bool:
     """Return whether an absent rank waits elsewhere for others."""
     if sample is not None:
         return sample.doing in WAITS
@@ -105,7 +105,7 @@ def decide(state: RunState) -> Ruling:
     own = (
         any(failure.operation is None and any(frame.user for frame in failure.frames) for failure in first) or not first
     )
-    older = roots and own and not any(precedes(one, fact) for one in differ for fact in roots[0].facts)
+    older = roots and own and not any(precedes(report, fact) for report in differ for fact in roots[0].facts)
     if differ and not older:
         return Ruling(kind="mismatch", problem=words.mismatch(state, differ))
     if roots and roots[0].is_plain:
@@ -120,7 +120,7 @@ def decide(state: RunState) -> Ruling:
         problem = words.failure(state, root, roots[1:], killed=killed)
         return Ruling(kind="killed" if killed else "crash", problem=problem)
     ruling = next(_rulings(state, roots), None)
-    return ruling or Ruling(reason=next(_reasons(state)), collect=words.collect(state))
+    return ruling or Ruling(reason=next(_unsure_reasons(state)), collect=words.collect(state))
 
 
 def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
@@ -138,11 +138,11 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
     root, absent = roots[0] if roots else None, find_absent(state)
     alone = root is not None and root.is_alone
     if absent is not None:
-        one = absent.problem if absent.problem is not None and len(absent.problem.ranks) == 1 else None
-        if root is not None and alone and not root.is_vague and not root.ranks and one is not None:
-            root.ranks |= set(one.ranks)
+        absence = absent.problem if absent.problem is not None and len(absent.problem.ranks) == 1 else None
+        if root is not None and alone and not root.is_vague and not root.ranks and absence is not None:
+            root.ranks |= set(absence.ranks)
             problem = words.failure(state, root, roots[1:], killed=False)
-            waited = f"its line names no rank; {one.summary}"
+            waited = f"its line names no rank; {absence.summary}"
             yield Ruling(kind="crash", problem=replace(problem, evidence=(*problem.evidence, waited)))
         yield absent
     if differ := [fact for fact in state.all[lf.Differ] if not fact.certain]:
@@ -152,7 +152,7 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
         ended = killed and not alone
         problem = words.failure(state, root, roots[1:], killed=ended)
         yield Ruling(kind="killed" if ended else "crash", problem=problem)
-    yield from _network(state)
+    yield from _network_rulings(state)
     if root is not None and alone:
         yield Ruling(kind="crash", problem=words.failure(state, root, roots[1:], killed=False))
     stopped, inside = state.all[lf.Stopped], state.all[lf.Inside]
@@ -165,7 +165,7 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
         yield Ruling(kind="crash", problem=words.lost(state, lost))
 
 
-def _network(state: RunState) -> Iterator[Ruling]:
+def _network_rulings(state: RunState) -> Iterator[Ruling]:
     """Yield that hosts gave NCCL an address that leads only to themselves, or that connections failed."""
     addresses = {fact.who.host: fact.who.address for fact in state.facts if fact.who.host and fact.who.address}
     alone = {host: address for host, address in addresses.items() if address.startswith(ONLY_LOCAL)}
@@ -182,7 +182,7 @@ def _network(state: RunState) -> Iterator[Ruling]:
         yield Ruling(kind="transport", problem=words.link(state, links))
 
 
-def _reasons(state: RunState) -> Iterator[str]:
+def _unsure_reasons(state: RunState) -> Iterator[str]:
     """Yield why the evidence does not name a cause, the most exact first."""
     hints = state.all[lf.Hint]
     yield from (fact.words for fact in hints if fact.kind in _TELLING)
@@ -194,7 +194,7 @@ def _reasons(state: RunState) -> Iterator[str]:
     ranks = sorted({fact.who.rank for fact in stuck if fact.who.rank is not None})
     yield from (f"{rank_list(ranks)}: {fact.words}" if ranks else fact.words for fact in stuck[:1])
     failed = {fact.nature: fact for fact in reversed(state.all[lf.Failed])}
-    yield from (said.format(words.quote(failed[one])) for one, said in _ONLY_SAID.items() if one in failed)
+    yield from (said.format(words.quote(failed[nature])) for nature, said in _ONLY_SAID.items() if nature in failed)
     if state.all[lf.Link]:
         yield "the evidence only shows that the other side closed connections, not why"
     if state.all[lf.Exited]:
@@ -232,7 +232,7 @@ def check_sufficient(state: RunState) -> Answer:
     """Report that the given evidence does not show the cause, and what to collect."""
     ruling, lacking = state.ruling, state.logs.lacking()
     more = [f"and {len(lacking) - MOST_REASONS} more reasons"] if len(lacking) > MOST_REASONS else []
-    refused = (one.words(ranks) for one, ranks in state.refusals())
+    refused = (refusal.words(ranks) for refusal, ranks in state.refusals())
     notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all[lf.Hint] if fact.words)]))
     read = (*lacking[:MOST_REASONS], *more, *notes[:MOST_REASONS])
     return unknown("; ".join([ruling.reason, *ruling.collect, *read])) if ruling.reason else passed("; ".join(read))

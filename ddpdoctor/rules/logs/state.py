@@ -207,9 +207,9 @@ def join_reports(facts: Sequence[lf.Fact]) -> tuple[lf.Fact, ...]:
     sources = list(dict.fromkeys(fact.spot.source for fact in facts if isinstance(fact, lf.Hint) and fact.kind == RAS))
     if len(sources) < 2:
         return tuple(facts)
-    former, last = (_numbers(facts, source) for source in sources[-2:])
+    former, last = (_lowest_numbers(facts, source) for source in sources[-2:])
     stale = [fact for fact in facts if _is_of_counts(fact) and fact.spot.source in sources[:-1]]
-    left = [fact for fact in facts if not any(fact is one for one in stale)]
+    left = [fact for fact in facts if not any(fact is former for former in stale)]
     if former and (former.keys().isdisjoint(last) or any(last[key] > former[key] for key in former.keys() & last)):
         spot = next(fact.spot for fact in reversed(facts) if fact.spot.source == sources[-1])
         moved = lf.Moving(spot=spot, said="the counts of operations grew between two reports")
@@ -218,7 +218,7 @@ def join_reports(facts: Sequence[lf.Fact]) -> tuple[lf.Fact, ...]:
     return tuple(replace(fact, certain=True) if stood and isinstance(fact, lf.Absent) else fact for fact in left)
 
 
-def _numbers(facts: Iterable[lf.Fact], source: str) -> dict[str, int]:
+def _lowest_numbers(facts: Iterable[lf.Fact], source: str) -> dict[str, int]:
     """Return the lowest number of each operation in which ranks of a communicator differ."""
     found: dict[str, int] = {}
     for fact in facts:
@@ -447,10 +447,10 @@ def find_roots(state: RunState) -> list[Root]:
         told = failed.who in victims and (failed.alone or failed.who != lf.Who())
         known = find_known(f"{failed.type}: {failed.message}") if told else None
         if not any(precedes(limit, failed) for limit in limits) and not (known is not None and known.vague):
-            roots[_key(failed)].name(failed.who).failed.append(failed)
+            roots[_process_key(failed)].name(failed.who).failed.append(failed)
     for exited in state.all[lf.Exited]:
         if _is_own_exit(state, exited):
-            roots[_key(exited)].name(exited.who).exited.append(exited)
+            roots[_process_key(exited)].name(exited.who).exited.append(exited)
     _attach_bare(roots)
     for trouble in state.all[lf.Trouble]:
         if trouble.fatal:
@@ -482,9 +482,9 @@ def find_roots(state: RunState) -> list[Root]:
     ordered = sorted(plain or found, key=place)
     kept = ordered[:1]
     for root in ordered[1:]:  # the first's error again is one bug on several ranks; or one line says two were killed
-        ends = [{(end.spot, end.signal) for end in one.exited if end.signal} for one in (kept[0], root)]
+        ends = [{(end.spot, end.signal) for end in cause.exited if end.signal} for cause in (kept[0], root)]
         if kept[0].failed and root.failed:
-            alike = _shape(kept[0].failed[0]) == _shape(root.failed[0])
+            alike = _bug_key(kept[0].failed[0]) == _bug_key(root.failed[0])
         else:
             same = {signal for _, signal in ends[0]} & {signal for _, signal in ends[1]} & _OF_MACHINES
             alike = not kept[0].failed and not root.failed and (bool(same) or not ends[0].isdisjoint(ends[1]))
@@ -512,13 +512,13 @@ def _join_alike(roots: list[Root], state: RunState) -> list[Root]:
     return list(merged.values())
 
 
-def precedes(one: lf.Fact, other: lf.Fact) -> bool | None:
+def precedes(fact: lf.Fact, other: lf.Fact) -> bool | None:
     """Return whether one fact is older than the other, or None if that cannot be told."""
-    same_clock = one.time is not None and other.time is not None and one.time.clock == other.time.clock
-    if one.time is not None and other.time is not None and same_clock and one.time.seconds != other.time.seconds:
-        return one.time.seconds < other.time.seconds
-    if one.spot.source == other.spot.source and one.spot.line is not None and other.spot.line is not None:
-        return one.spot.line < other.spot.line
+    same_clock = fact.time is not None and other.time is not None and fact.time.clock == other.time.clock
+    if fact.time is not None and other.time is not None and same_clock and fact.time.seconds != other.time.seconds:
+        return fact.time.seconds < other.time.seconds
+    if fact.spot.source == other.spot.source and fact.spot.line is not None and other.spot.line is not None:
+        return fact.spot.line < other.spot.line
     return None
 
 
@@ -537,7 +537,7 @@ def _is_own_exit(state: RunState, exited: lf.Exited) -> bool:
     return not follows or lf.Nature.OWN in natures
 
 
-def _key(fact: lf.Fact) -> object:
+def _process_key(fact: lf.Fact) -> object:
     who = fact.who
     if who.rank is not None:
         return who.rank
@@ -560,7 +560,7 @@ def _attach_bare(roots: dict[object, Root]) -> None:
             root.failed.clear()
     for root in [root for root in roots.values() if root.exited and not root.ranks and not root.hosts]:
         signals = {process.signal for process in root.exited}
-        same = [one for one in roots.values() if one.ranks and any(end.signal in signals for end in one.exited)]
+        same = [other for other in roots.values() if other.ranks and any(end.signal in signals for end in other.exited)]
         if len(same) == 1 and signals != {""}:  # both the rank and its launcher tell of it
             same[0].exited.extend(root.exited)
             root.exited.clear()
@@ -568,7 +568,7 @@ def _attach_bare(roots: dict[object, Root]) -> None:
 
 def _add_trouble(roots: dict[object, Root], trouble: lf.Trouble, state: RunState) -> None:
     """Add a machine fault to the failure that it explains, else as a separate failure."""
-    key = _key(trouble)
+    key = _process_key(trouble)
     if isinstance(key, int) and key in roots:
         roots[key].troubles.append(trouble)
         return
@@ -595,7 +595,7 @@ def _explains(trouble: lf.Trouble, root: Root, state: RunState) -> bool:
     return trouble.kind == "shm" and any(process.signal == "SIGBUS" for process in root.exited)
 
 
-def _shape(failed: lf.Failed) -> tuple[str, str, tuple[tuple[str, int], ...]]:
+def _bug_key(failed: lf.Failed) -> tuple[str, str, tuple[tuple[str, int], ...]]:
     """Return what makes two errors the same bug: type, message without numbers, and the innermost user line."""
     message = "".join(char for char in failed.message if not char.isdigit())
     own = [(frame.file, frame.line) for frame in failed.frames if frame.user][-1:]
@@ -665,7 +665,7 @@ def _accused(state: RunState, fact: lf.Fact) -> Iterator[_Name]:
         to = fact.to
         rank, place = to.rank, to.local_rank
         if rank is None and place is not None and to.host:  # NCCL numbers the ranks of a host in order
-            ranks = sorted(one for one, host in state.hosts.items() if host == to.host)
+            ranks = sorted(rank for rank, host in state.hosts.items() if host == to.host)
             rank = ranks[place] if place < len(ranks) else None
         if rank is not None:
             yield "rank", rank

@@ -12,7 +12,8 @@ from ddpdoctor.model.words import count_of, format_numbers, grouped, name_list, 
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.logs.calls import innermost
 from ddpdoctor.rules.logs.state import last_samples, lost_by
-from ddpdoctor.rules.progress.states import place_words, to_place
+from ddpdoctor.rules.progress.states import FINGERPRINTS, place_words, to_place
+from ddpdoctor.rules.progress.words import calls_apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -146,7 +147,7 @@ def collect(state: RunState) -> tuple[str, ...]:
 def quote(fact: lf.Fact) -> str:
     """Return a fact's place and text: "job.log:12: ..."."""
     line = f":{fact.spot.line}" if fact.spot.line is not None and fact.said else ""
-    return f"{fact.spot.source}{line}" + (f": {fact.said}" if fact.said else "")
+    return f"{fact.spot.source}{line}" + (f": {FINGERPRINTS.sub('', fact.said)}" if fact.said else "")
 
 
 def quotes(facts: Iterable[lf.Fact]) -> list[str]:
@@ -334,14 +335,14 @@ def _failed_words(root: Root, who: str, frame: Frame | None) -> str:
 
 def _killed_words(root: Root, who: str) -> str:
     signals = sorted({process.signal for process in root.exited if process.signal})
-    lost = next((one for one in root.troubles if one.kind == "node-failure"), None)
+    lost = next((trouble for trouble in root.troubles if trouble.kind == "node-failure"), None)
     if lost is not None:
         return f"{who}: {lost.problem}"
     by = f" by {', '.join(signals)}" if signals else ""
     why = "; it ran out of memory" if root.memory else _FULL if signals == ["SIGBUS"] else ""
     if not root.is_plain:
         why = f"; {_VICTIM}: torch's watchdog ends ranks that waited too long this way"
-    trouble = next((one.problem for one in root.troubles if one.kind != "oom"), "")
+    trouble = next((cause.problem for cause in root.troubles if cause.kind != "oom"), "")
     return f"{who} {'were' if len(root.ranks) > 1 else 'was'} killed{by}{why}" + (f"; {trouble}" if trouble else "")
 
 
@@ -432,15 +433,19 @@ def mismatch(state: RunState, differ: Sequence[lf.Differ]) -> Problem:
         stacks += [fact.frames for fact in state.of(rank, lf.Waiting)]
         stacks += [fact.frames for fact in state.of(rank, lf.Failed)]
         lines[rank] = next((innermost(frames) for frames in stacks if frames), None)
-    words = "; ".join(f"{rank_list(ranks) if ranks else 'a rank'}: {what}" for what, ranks in sides)
-    made = "made" if sure is not Confidence.LOW or all(fact.certain for fact in differ) else "may have made"
-    unsettled = sure is Confidence.LOW and made == "made"
+    named_sides = [(what, rank_list(ranks) if ranks else "a rank") for what, ranks in sides]
+    certain = sure is not Confidence.LOW or all(fact.certain for fact in differ)
+    unsettled = sure is Confidence.LOW and certain
     doubt = f"; {rank_list(odd)} may be at fault, but too few ranks are known to tell" if unsettled else ""
     aspects = list(dict.fromkeys(fact.aspect for fact in differ if fact.aspect))
     differ_in = [f"they differ in: {', '.join(aspects)}"] if aspects else []
-    summary = f"the ranks {made} different calls: {words}{doubt}"
+    summary = f"the ranks {'made' if certain else 'may have made'} different calls: "
+    summary += "; ".join(f"{who}: {what}" for what, who in named_sides)
+    if apart := calls_apart(named_sides):
+        summary = f"the ranks {'disagree' if certain else 'may disagree'} about {apart}"
     said = (*quotes(differ), *differ_in, *victim_words(state, odd))
-    return problem(state, summary, said, confidence=sure, ranks=odd, where=places(lines.items()), fix=_SAME_CALLS)
+    where = places(lines.items())
+    return problem(state, summary + doubt, said, confidence=sure, ranks=odd, where=where, fix=_SAME_CALLS)
 
 
 def _joined_sides(differ: Sequence[lf.Differ]) -> list[tuple[str, list[int]]]:
@@ -460,7 +465,7 @@ def _joined_sides(differ: Sequence[lf.Differ]) -> list[tuple[str, list[int]]]:
                 what = f"{what}{count}{shape}{dtype}{backward}"
             for rank in numbers or (None,):
                 key = (rank, operation.group_words or operation.group, operation.seq)
-                made[key] = max(made.get(key, ""), what, key=lambda one: (one.startswith("barrier"), len(one)))
+                made[key] = max(made.get(key, ""), what, key=lambda text: (text.startswith("barrier"), len(text)))
     ranks: dict[str, set[int]] = defaultdict(set)
     for (rank, *_), what in made.items():
         ranks[what] |= set() if rank is None else {rank}
@@ -470,9 +475,7 @@ def _joined_sides(differ: Sequence[lf.Differ]) -> list[tuple[str, list[int]]]:
 def circle(state: RunState, circles: Sequence[lf.Circle]) -> Problem:
     links = circles[0].links
     ranks = tuple(sorted({rank for circle in circles for link in circle.links for rank in (link[0], link[2])}))
-    way = "; ".join(
-        f"rank {one} is waiting in {operation.words()} for rank {other}" for one, operation, other in links[:6]
-    )
+    way = "; ".join(f"rank {rank} is waiting in {call.words()} for rank {other}" for rank, call, other in links[:6])
     summary = f"{rank_list(ranks)} are waiting for each other: {way}"
     return problem(state, summary, quotes(circles), confidence=Confidence.MEDIUM, ranks=ranks, fix=_SAME_ORDER)
 
@@ -507,14 +510,14 @@ def link(state: RunState, links: Sequence[lf.Link]) -> Problem:
     return problem(state, summary, said, confidence=Confidence.MEDIUM, hosts=hosts, fix=first.fix)
 
 
-def lost(state: RunState, one: Lost) -> Problem:
-    ranks = (one.rank,) if one.rank is not None else ()
-    hosts = (one.host,) if one.host else ()
+def lost(state: RunState, peer: Lost) -> Problem:
+    ranks = (peer.rank,) if peer.rank is not None else ()
+    hosts = (peer.host,) if peer.host else ()
     summary = (
-        f"{who_words(state, ranks, hosts)} may have ended first: {len(one.facts)} other processes lost their "
+        f"{who_words(state, ranks, hosts)} may have ended first: {len(peer.facts)} other processes lost their "
         "connection to it, and it reports no lost connection; the reason is unknown"
     )
-    said, fix = (*quotes(one.facts), *victim_words(state, ranks)), "; ".join(collect(state))
+    said, fix = (*quotes(peer.facts), *victim_words(state, ranks)), "; ".join(collect(state))
     return problem(state, summary, said, confidence=Confidence.LOW, ranks=ranks, hosts=hosts, fix=fix)
 
 
@@ -525,11 +528,11 @@ def stopped(state: RunState, facts: Sequence[lf.Stopped]) -> Problem:
 
 
 def inside(state: RunState, facts: Sequence[lf.Inside]) -> Problem:
-    one = facts[0]
+    call = facts[0]
     limits = quotes(fact for fact in state.all[lf.Waiting] if fact.timed_out)
     said = (*quotes(facts), *limits, "no rank is behind, so the faulty link or device is unknown")
     summary = (
-        f"all {count_of(len(one.ranks), 'rank')} are in the same {one.operation.words()}, "
+        f"all {count_of(len(call.ranks), 'rank')} are in the same {call.operation.words()}, "
         "but it does not complete: the network or a rank's device may be at fault"
     )
     return problem(state, summary, said, confidence=Confidence.LOW, fix="; ".join(collect(state)))

@@ -61,7 +61,7 @@ def left_loop(flow: ControlFlow, route: Route) -> Statement | None:
 
 
 def loop_around(flow: ControlFlow, line: int) -> Statement | None:
-    return _innermost(_around(flow, line), line, LOOPS)
+    return _innermost_statement(_around(flow, line), line, LOOPS)
 
 
 def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
@@ -76,7 +76,7 @@ def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
         return _out_of(near, loop)
     jumps = [statement for statement in near if statement.kind in JUMPS]
     if route.failed and before is not None:  # the handlers of the exception that was raised there
-        attempt = _innermost(near, before, {"try"})
+        attempt = _innermost_statement(near, before, {"try"})
         handlers = [part for part in near if part.kind == "except" and attempt is not None and attempt.holds(part.line)]
         if before >= min((handler.line for handler in handlers), default=0):
             return ()
@@ -84,13 +84,13 @@ def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
         pairs = [(handler.line, next(filter(handler.holds, lines), None)) for handler in handlers]
         return tuple(Detour(condition=line, jump=jump) for line, jump in pairs)
     # A jump leads around the call after the last line that is known, else after the head of its loop.
-    around = _innermost(near, route.left_out, LOOPS)
+    around = _innermost_statement(near, route.left_out, LOOPS)
     start = around.line if around is not None else 0
     if before is not None and before < route.left_out and (around is None or around.holds(before)):
         start = before
     passing = []
     for jump in jumps:
-        own = _innermost(near, jump.line, LOOPS)
+        own = _innermost_statement(near, jump.line, LOOPS)
         in_loop = jump.kind == "return" or (own is not None and own.holds(route.left_out))
         passing += [jump] if in_loop and start < jump.line < route.left_out else []
     guards = _guards(near, route.left_out, before, route.after)
@@ -111,7 +111,7 @@ def _guards(near: Sequence[Statement], left_out: int, before: int | None, after:
 
 def _out_of(near: Sequence[Statement], loop: Statement) -> tuple[Detour, ...]:
     inside = [statement for statement in near if statement.kind in JUMPS and loop.holds(statement.line)]
-    own = [jump for jump in inside if jump.kind == "return" or _innermost(near, jump.line, LOOPS) == loop]
+    own = [jump for jump in inside if jump.kind == "return" or _innermost_statement(near, jump.line, LOOPS) == loop]
     leaving = [statement for statement in own if statement.kind != "continue"]
     if loop.kind != "fixed-for":
         return (*_by_jump(near, leaving), Detour(condition=loop.line, ends_loop=True, decided_at=loop.decided_at))
@@ -120,7 +120,7 @@ def _out_of(near: Sequence[Statement], loop: Statement) -> tuple[Detour, ...]:
 
 def _around(flow: ControlFlow, line: int) -> tuple[Statement, ...]:
     """Return the statements of the function that contains a line, without those of nested functions."""
-    own = _innermost(flow.statements, line, {"function"})
+    own = _innermost_statement(flow.statements, line, {"function"})
     found = []
     passed = 0
     for statement in flow.statements:
@@ -134,14 +134,14 @@ def _around(flow: ControlFlow, line: int) -> tuple[Statement, ...]:
     return tuple(found)
 
 
-def _innermost(statements: Iterable[Statement], line: int, kinds: Iterable[str]) -> Statement | None:
+def _innermost_statement(statements: Iterable[Statement], line: int, kinds: Iterable[str]) -> Statement | None:
     holding = [statement for statement in statements if statement.kind in set(kinds) and statement.holds(line)]
     return min(holding, key=lambda statement: (statement.last_line - statement.line, -statement.line), default=None)
 
 
 def _by_jump(near: Sequence[Statement], jumps: Iterable[Statement]) -> tuple[Detour, ...]:
     """Return each jump with its condition; leave out jumps without a condition, because all ranks take them."""
-    pairs = ((_innermost(near, jump.line, {"if", "except"}), jump) for jump in jumps)
+    pairs = ((_innermost_statement(near, jump.line, {"if", "except"}), jump) for jump in jumps)
     return tuple(
         Detour(condition=head.line, jump=jump.line, skips_round=jump.kind == "continue", decided_at=head.decided_at)
         for head, jump in pairs
@@ -301,11 +301,11 @@ def _went_past(mine: RankState, other: RankState, usual: TimelineEntry) -> bool:
     if usual.native or line_key(usual.kind) in made:
         return False
     ours, theirs = ([frame for frame in stack_of(state.rank) if frame.user] for state in (mine, other))
-    for one, two in zip(ours, theirs, strict=False):
-        if not _same_function(one, two):
+    for our, their in zip(ours, theirs, strict=False):
+        if not _same_function(our, their):
             return False
-        if one.line != two.line:
-            return one.line > two.line
+        if our.line != their.line:
+            return our.line > their.line
     return False
 
 
@@ -343,7 +343,7 @@ def _look_up(flows: Flows, parting: Parting, states: tuple[RankState, RankState]
             returned=at is None
             and bool(now)
             and not any(_same_function(frame, call) for frame in now)
-            and (was_inside or any(_same_function(frame, one) for frame in now for one in outer)),
+            and (was_inside or any(_same_function(frame, caller) for frame in now for caller in outer)),
         )
         found = find_detours(flow, route)
         if found:
@@ -355,8 +355,8 @@ def _is_in(part: TimelineEntry | None, due: CallKind) -> bool:
     return part is not None and (part.kind.op, part.kind.site) == (due.op, due.site)
 
 
-def _same_function(one: Frame, other: Frame) -> bool:
-    return (one.file, one.function) == (other.file, other.function)
+def _same_function(frame: Frame, other: Frame) -> bool:
+    return (frame.file, frame.function) == (other.file, other.function)
 
 
 def find_guard(flows: Flows, caller: Sequence[Frame], others: Iterable[Frame | None], *, over: bool) -> Frame | None:

@@ -121,7 +121,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
         collective = makes_group or event.kind.op not in NOT_COLLECTIVES
         before = event.number - 1 if collective else event.number
         if phase is not None and cursor is not None and before > cursor:
-            count += _fill(entries, rank, phase, cursor, before)
+            count += _fill_gap(entries, rank, phase, cursor, before)
         if phase is not None and phase.ended_ns and phase.ended_ns <= event.started_ns:
             phase = None
         if collective:
@@ -131,7 +131,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
         if cursor is None or event.number > cursor:
             cursor = event.number
         # A hook or a custom function calls in backward: then the phase failed because of a call inside it.
-        failed = (one.kind.failed for one in islice(events, at + 1, None) if one.started_ns < event.ended_ns)
+        failed = (later.kind.failed for later in islice(events, at + 1, None) if later.started_ns < event.ended_ns)
         if event.kind.failed and not (event.kind.op in NATIVE_PHASES and any(failed)):
             break
     if phase is not None and cursor is not None:
@@ -143,7 +143,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
         # Such a phase takes as many numbers as the last time, at least one.
         same = [e.place for e in entries.values() if e.native and e.kind.op == phase.kind.op and e.place != phase.place]
         usual = max(1, same.count(same[-1])) if same else 1
-        _fill(entries, rank, phase, cursor, cursor + max(0, usual - count) * waits if begun is None else begun)
+        _fill_gap(entries, rank, phase, cursor, cursor + max(0, usual - count) * waits if begun is None else begun)
     for call in state.rank.open_calls:
         if call.device_state is not None and call.seq is not None and call.group == name:
             entry = TimelineEntry(rank, call.kind, native=False, place=call.index, unrecorded=call.native)
@@ -155,7 +155,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
     return GroupCalls(rank=rank, entries=entries, first_places=first_places)
 
 
-def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: int, last: int) -> int:
+def _fill_gap(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: int, last: int) -> int:
     if last - cursor > MAX_GAP:
         return 0
     entry = TimelineEntry(rank, phase.kind, native=True, place=phase.place)
@@ -245,11 +245,11 @@ class _Act:
         return self.key == other.key and (None in {self.took, other.took} or self.took == other.took)
 
 
-def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Parting | None:
-    """Return where ``one`` diverged from ``other``, at or before the collective ``seq`` of a group."""
+def find_parting(state: RankState, other: RankState, group: str, seq: int) -> Parting | None:
+    """Return where ``state`` diverged from ``other``, at or before the collective ``seq`` of a group."""
     # Acts that only one of them ever makes do not count: with `if rank == 0: broadcast(x)`, the others have another
     # line.
-    mine, others = _acts(one, group), _acts(other, group)
+    mine, others = _acts(state, group), _acts(other, group)
     keys = [{act.key for acts in found.values() for act in acts} for found in (mine, others)]
     shared = keys[0] & keys[1]
     first = max(min(mine, default=0), min(others, default=0)) + 1
@@ -284,8 +284,8 @@ def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Part
 def _is_extra(ours: Sequence[_Act], theirs: Sequence[_Act]) -> bool:
     # Whether it goes on like the others after a few extra acts of its own, and not the other way around.
     for more in range(1, MOST_SHIFT + 1):
-        for one, other, is_extra in ((ours, theirs[more:], False), (ours[more:], theirs, True)):
-            pairs = list(zip(one[:MOST_ALIKE], other, strict=False))
+        for acts, other, is_extra in ((ours, theirs[more:], False), (ours[more:], theirs, True)):
+            pairs = list(zip(acts[:MOST_ALIKE], other, strict=False))
             if pairs and all(mine.is_like(its) for mine, its in pairs):
                 return is_extra
     return False
@@ -506,7 +506,7 @@ def find_difference(ranks: Sequence[Rank], table: wt.Groups, world: int) -> Mode
     for (group, number), models in sorted(found.items(), key=lambda item: item[0][1]):
         if len({model.digest for model in models.values()}) > 1:
             sides = [ranks for _, ranks in group_alike({rank: model.digest for rank, model in models.items()})]
-            mine, usual = _rows(models[sides[1][0]]), _rows(models[sides[0][0]])
+            mine, usual = _tensors_by_place(models[sides[1][0]]), _tensors_by_place(models[sides[0][0]])
             place = min((at for at in mine.keys() | usual.keys() if mine.get(at) != usual.get(at)), default=NOWHERE)
             # If only one side has the parameter, that side's name.
             own, others_own = mine.get(place), usual.get(place)
@@ -518,12 +518,12 @@ def find_difference(ranks: Sequence[Rank], table: wt.Groups, world: int) -> Mode
                 models=models,
                 blamed=outvoted(sides),
                 tensor=named.name if named is not None else None,
-                rows={n: _rows(model).get(place) for n, model in models.items()},
+                rows={n: _tensors_by_place(model).get(place) for n, model in models.items()},
             )
     return None
 
 
-def _rows(model: ModelSeen) -> dict[_Place, TensorSeen]:
+def _tensors_by_place(model: ModelSeen) -> dict[_Place, TensorSeen]:
     """Return a model's tensors by place: parameters come before buffers, each in their order."""
     kinds = {kind: [tensor for tensor in model.tensors if tensor.is_buffer is kind] for kind in (False, True)}
     return {(kind, number): tensor for kind, rows in kinds.items() for number, tensor in enumerate(rows)}

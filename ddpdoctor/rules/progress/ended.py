@@ -65,8 +65,8 @@ def memory_clues(job: JobState, failure: st.Failure) -> tuple[Clue, ...]:
     at_error = rank.causes.at_error if rank.causes is not None else None
     # /dev/shm when it was fullest: at the time of an error, a worker's files may already be gone
     seen = (at_error if error is not None else None, causes_at(job.facts, rank.host))
-    spaces = [one.shared_memory for one in seen if one is not None and one.shared_memory is not None]
-    shared = max(spaces, key=lambda one: one.used_bytes, default=None)
+    spaces = [causes.shared_memory for causes in seen if causes is not None and causes.shared_memory is not None]
+    shared = max(spaces, key=lambda space: space.used_bytes, default=None)
     if error is None:
         if rank.signal == "SIGBUS":
             return tuple(_of_shared(shared))
@@ -241,10 +241,10 @@ def _failed(job: JobState, root: st.Failure) -> Problem:
     together = tuple(failure for failure in job.failures if failure is root or st.is_same_bug(root, failure))
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where: tuple[Place, ...] = ()
-    for one in together:  # its line, after that of what it followed from, and the line by which the script then left
-        then = one.then.site if one.then is not None else None
-        left_at = one.rank.exit_call if one.error is not None else None
-        where += st.places(one.rank.rank, [st.first_line_of(one), st.failure_line(one), then, left_at])
+    for failure in together:  # its line, after that of what it followed from, and the line by which the script left
+        then = failure.then.site if failure.then is not None else None
+        left_at = failure.rank.exit_call if failure.error is not None else None
+        where += st.places(failure.rank.rank, [st.first_line_of(failure), st.failure_line(failure), then, left_at])
     clues = memory_clues(job, root) or reducer_clues(job, root) or _driver_clues(job, root)
     helper = st.error_of_helper(root)
     error = helper.error if helper is not None else root.error and (root.error.first or root.error)

@@ -86,7 +86,7 @@ def reported_ranks(facts: Job, node: NodeSeen) -> tuple[int, ...]:
 
 
 def causes_at(facts: Job, host: str) -> HostCauses | None:
-    seen = next((one.causes for one in facts.elsewhere if one.host == host), None)
+    seen = next((machine.causes for machine in facts.elsewhere if machine.host == host), None)
     return seen if seen is not None or (facts.host and host != facts.host) else facts.host_causes
 
 

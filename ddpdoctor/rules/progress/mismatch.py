@@ -167,15 +167,15 @@ def check_mismatch(job: JobState) -> Answer:
     if job.cause is Cause.NONE:
         ended_well = job.facts.ended and job.facts.launcher_status == 0
         conflict = find_misread(job.states, group_table(job.facts), job.world) if ended_well else None
-        return judged([_finding(job, conflict)] if conflict is not None else [])
+        return judged([_mismatch_problem(job, conflict)] if conflict is not None else [])
     assert conflict is not None
     moving = set(job.living) - job.quiet if job.was_left_running() else set()
     if moving & {part.rank for part in conflict.parts}:
         return unknown(f"{rank_list(moving)} {verb(moving, 'is', 'are')} still making progress")
-    return judged([_finding(job, conflict)], certain=job.stands_still(()))
+    return judged([_mismatch_problem(job, conflict)], certain=job.stands_still(()))
 
 
-def _finding(job: JobState, conflict: Conflict) -> Problem:
+def _mismatch_problem(job: JobState, conflict: Conflict) -> Problem:
     skipped = skipped_reduction(job, conflict)
     if skipped is not None:
         return skipped
@@ -197,7 +197,11 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     own = _call_classes(departing)
     turned = f"{way.did} and " if isinstance(way, Turning) and len(own) == 1 else ""
     summary = f"{_side_words(job, conflict, departing, turned)}, but {_side_words(job, conflict, agreeing)}"
-    if conflict.left:
+    blamed_first = sorted(sides.items(), key=lambda side: side[1][0] not in blamed)
+    apart = say.calls_apart([(what, say.who(job, ranks)) for what, ranks in blamed_first])
+    if apart and not turned and not conflict.left:
+        summary = f"the ranks disagree about {apart}"
+    elif conflict.left:
         summary = (
             f"{_side_words(job, conflict, departing)}, but {say.who(job, conflict.left)} did not call it: "
             f"{verb(conflict.left, 'its script has', 'their scripts have')} ended"
@@ -205,12 +209,12 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     elif not agreeing:
         summary = "the ranks disagree: " + ", ".join(f"{say.who(job, who)} in {what}" for what, who in own.items())
     is_said = way is None or (isinstance(way, Guard) and "condition" in conflict.blame.reason)
-    fix = SAME_OPTIONS if options else _fix(job, conflict, way, uneven=bool(counts) and not job.facts.control_flow)
+    fix = SAME_OPTIONS if options else _call_fix(job, conflict, way, uneven=bool(counts) and not job.facts.control_flow)
     return say.problem_of(
         job,
         blamed,
         confidence=conflict.blame.confidence,
-        where=tuple(place for part in departing for place in places(part.rank, _lines(job, part, departing[0], way))),
+        where=tuple(place for part in departing for place in places(part.rank, _where(job, part, departing[0], way))),
         summary=summary,
         evidence=(
             f"collective {conflict.seq}{counted} of {group_words(conflict.group, job.world)}: {conflict.blame.reason}",
@@ -228,7 +232,7 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     )
 
 
-def _lines(job: JobState, part: TimelineEntry, first: TimelineEntry, way: Turning | Guard | None) -> list[Frame | None]:
+def _where(job: JobState, part: TimelineEntry, first: TimelineEntry, way: Turning | Guard | None) -> list[Frame | None]:
     rank = job.ranks[part.rank]
     shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
     way = way if part.key == first.key else None
@@ -269,7 +273,7 @@ def _inside_words(job: JobState, conflict: Conflict, shown: TimelineEntry | None
     if len(sites) > 1 or None in sites or shown is None or len({part.kind.op for part in conflict.parts}) == 1:
         return []
     mine, other = stack_of(job.ranks[departing[0].rank]), stack_of(job.ranks[shown.rank])
-    at = next((at for at, (one, two) in enumerate(zip(mine, other, strict=False)) if one != two), None)
+    at = next((at for at, (our, their) in enumerate(zip(mine, other, strict=False)) if our != their), None)
     if at is None or at + 1 >= min(len(mine), len(other)) or mine[at].user:
         return []
     if (mine[at].file, mine[at].function) != (other[at].file, other[at].function):
@@ -281,7 +285,7 @@ def _inside_words(job: JobState, conflict: Conflict, shown: TimelineEntry | None
     ]
 
 
-def _fix(job: JobState, conflict: Conflict, way: Turning | Guard | None, *, uneven: bool) -> str:
+def _call_fix(job: JobState, conflict: Conflict, way: Turning | Guard | None, *, uneven: bool) -> str:
     if conflict.left:
         return _ALONE
     if isinstance(way, Guard):
@@ -292,7 +296,7 @@ def _fix(job: JobState, conflict: Conflict, way: Turning | Guard | None, *, unev
     if len(ops) == 1 and len(dtypes) > 1 and len(kinds) == len(conflict.parts):
         # The dtype of a rank that is not to blame, else the widest one.
         others = [part.kind.dtype for part in conflict.agreeing]
-        widest = sorted((kind.dtype for kind in kinds), key=lambda one: ("64" in str(one), "32" in str(one)))
+        widest = sorted((kind.dtype for kind in kinds), key=lambda dtype: ("64" in str(dtype), "32" in str(dtype)))
         usual = str((others or widest)[-1]).replace("torch.", "")
         return (
             f"give the tensor the same dtype on all ranks before {kinds[0].op} ({line_of(kinds[0].site)}), for example "

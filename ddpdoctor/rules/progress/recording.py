@@ -46,13 +46,13 @@ def check_recorded(job: JobState) -> Answer:
     bare = {rank.rank for rank in ranks if not rank.recorded and rank.life is not Life.NEVER_STARTED}
     whys = ((rank.lost or "the recorder was not loaded" * (rank.rank in bare), rank.rank) for rank in ranks)
     unseen = grouped((why, number) for why, number in whys if why)
-    found = [_finding(job, why, tuple(numbers)) for why, numbers in unseen.items()]
+    found = [_loss_problem(job, why, tuple(numbers)) for why, numbers in unseen.items()]
     for hooks, numbers in grouped((rank.lacks, rank.rank) for rank in ranks if rank.lacks).items():
         lost = [read_losses("hooks").get(hook, UNKNOWN) for hook in hooks]
         what = f"{hooks[0]}, so {lost[0]}" if len(hooks) == 1 else ", ".join(hooks)
         summary = f"{rank_list(numbers)} could not be recorded completely: this torch has no {what}"
         evidence = tuple(map(": ".join, zip(hooks, lost, strict=True))) if len(hooks) > 1 else ()
-        found.append(replace(_finding(job, "", tuple(numbers)), summary=summary, evidence=evidence, fix=UPDATE))
+        found.append(replace(_loss_problem(job, "", tuple(numbers)), summary=summary, evidence=evidence, fix=UPDATE))
     # Ranks that have no process here; if the user announced other nodes, only if it matters: not if each was heard
     # from, so that a ``wrap`` was started on it, whatever became of it.
     there = tuple(sorted(set(range(job.world)) - set(job.states)))
@@ -71,10 +71,10 @@ def check_recorded(job: JobState) -> Answer:
         where = f"{verb(there, 'runs', 'run')} {place} {they}"
     fix = "start `ddpdoctor wrap` there too"
     summary = f"{rank_list(there)} of {job.world} {where}: {fix}"
-    return judged([*found, replace(_finding(job, "", there), hosts=(), summary=summary, fix=fix)])
+    return judged([*found, replace(_loss_problem(job, "", there), hosts=(), summary=summary, fix=fix)])
 
 
-def _finding(job: JobState, why: str, ranks: tuple[int, ...]) -> Problem:
+def _loss_problem(job: JobState, why: str, ranks: tuple[int, ...]) -> Problem:
     losses = losses_of(why)
     return say.problem_of(
         job,

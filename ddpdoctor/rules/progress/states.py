@@ -29,6 +29,8 @@ _NO_ERRORS = frozenset({"GeneratorExit", "KeyboardInterrupt", "StopAsyncIteratio
 _DIGITS = re.compile(r"\d+")
 _WAYS = {"send": "to", "isend": "to", "recv": "from", "irecv": "from"}
 MAX_TEXT = 300  # characters kept of the text of an exception
+# What torch adds about two of the ranks, whose calls a finding names in fewer words.
+FINGERPRINTS = re.compile(r"\. Rank \d+ is running (?:inconsistent )?collective: CollectiveFingerPrint.*", re.DOTALL)
 _LAST_ERROR = "Last error:"
 WORK_WAIT = "work_wait"  # phase: ``Work.wait`` was called, for the oldest open asynchronous call in its group
 # Phases in which DDP's C++ reducer makes collectives that no Python function sees.
@@ -297,18 +299,18 @@ def state_of(rank: Rank, stopping_since_ns: int | None) -> RankState:
         return RankState(rank=rank, doing=Activity.ENDED)
     if has_failed(rank, stopping_since_ns):
         if rank.ended_by_thread is not None and final_error(rank) is None:  # its main thread still did this
-            return _living_state(rank, _innermost(rank.open_calls))
+            return _living_state(rank, _innermost_call(rank.open_calls))
         return _failed_state(rank)
     if rank.proc_state in ("T", "t") or (rank.proc_state == "D" and rank.recorded and not rank.answered):
         # Frozen: by a signal, by a debugger, or in the kernel with no thread answering.
-        return RankState(rank=rank, doing=Activity.STOPPED, call=_innermost(rank.open_calls))
+        return RankState(rank=rank, doing=Activity.STOPPED, call=_innermost_call(rank.open_calls))
     if rank.main_ended_ns is not None:
         if final_error(rank) is not None:
             state = _failed_state(rank)
             if state.waiting:
                 return state
         return RankState(rank=rank, doing=Activity.SHUTTING_DOWN)
-    return _living_state(rank, _innermost(rank.open_calls))
+    return _living_state(rank, _innermost_call(rank.open_calls))
 
 
 def _living_state(rank: Rank, call: Call | None) -> RankState:
@@ -320,7 +322,7 @@ def _living_state(rank: Rank, call: Call | None) -> RankState:
         inside = [call for call in rank.open_calls if call.is_async and call.thread_is_main and call.op == op]
         call = max(inside, key=lambda call: call.index, default=None)
     if call is None and waits_in_library(frames):  # in a join, a lock or a queue, while another thread is in a call
-        other = _innermost(rank.open_calls, main=False)
+        other = _innermost_call(rank.open_calls, main=False)
         call = other if other is not None and other.op not in NOT_COLLECTIVES - POINT_TO_POINT else None
     if call is None:
         return RankState(rank=rank, doing=Activity.USER)
@@ -348,7 +350,7 @@ def _doing_in(call: Call) -> Activity:
     return by_phase.get(call.op, Activity.COLLECTIVE if call.op not in NOT_COLLECTIVES else Activity.USER)
 
 
-def _innermost(open_calls: Iterable[Call], *, main: bool = True) -> Call | None:
+def _innermost_call(open_calls: Iterable[Call], *, main: bool = True) -> Call | None:
     calls = [call for call in open_calls if call.thread_is_main is main and call.op not in _PASSED_OVER]
     calls = [call for call in calls if not call.is_async or call.op == WORK_WAIT]
     return max(reversed(calls), key=lambda call: call.index, default=None)
@@ -374,11 +376,11 @@ def call_at_failure(rank: Rank) -> Call | None:
     """Return the call, needing other ranks, in which a failed rank failed, or None if it failed on its own."""
     error = final_error(rank)
     if error is None:
-        call = _innermost(rank.open_calls)
+        call = _innermost_call(rank.open_calls)
         if rank.ended_by_thread is None:
             if rank.life is not Life.SIGNALED or rank.signal != "SIGABRT":
                 return None
-            call = call or _innermost(rank.open_calls, main=False)
+            call = call or _innermost_call(rank.open_calls, main=False)
         state = _living_state(rank, call)
         return state.call if state.waiting else None
     in_call = error.in_call
@@ -450,7 +452,7 @@ def _given_up(rank: Rank) -> Call | None:
     if after is None or after.seq is None or rank.ended_ns is None:
         return None
     calls = reversed(rank.recent_calls)
-    call = next((one for one in calls if (one.group, one.seq) == (after.group, after.seq - 1)), None)
+    call = next((call for call in calls if (call.group, call.seq) == (after.group, after.seq - 1)), None)
     limit_s = _limit_s(rank, call) if call is not None else None
     if call is None or limit_s is None:
         return None
@@ -474,7 +476,7 @@ def came_late(ranks: Iterable[Rank]) -> dict[int, tuple[Call, Rank, Call]]:
             since_ns = call.started_ns + limit_s * 1e9
             for rank in ranks:
                 calls = (*rank.open_calls, *reversed(rank.recent_calls))
-                own = next((one for one in calls if (one.group, one.seq) == (call.group, call.seq)), None)
+                own = next((own for own in calls if (own.group, own.seq) == (call.group, call.seq)), None)
                 if rank is not waiter and own is not None and own.started_ns > since_ns:
                     found.setdefault(rank.rank, (own, waiter, call))
     return found
@@ -610,7 +612,7 @@ def error_of_helper(failure: Failure) -> HelperError | None:
         patience_ns = {Helper.CHILD: EXITS_AFTER_NS, Helper.THREAD: EXITS_AFTER_NS}
     ages_ns = [(helper, failure.time_ns - helper.error.time_ns) for helper in failure.rank.helper_errors]
     before = [helper for helper, age_ns in ages_ns if 0 <= age_ns < patience_ns.get(helper.who, 0)]
-    return min(before, key=lambda one: (one.error.in_call is not None, one.error.time_ns), default=None)
+    return min(before, key=lambda helper: (helper.error.in_call is not None, helper.error.time_ns), default=None)
 
 
 def is_lost_worker(failure: Failure) -> bool:

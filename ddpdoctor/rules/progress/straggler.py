@@ -116,17 +116,17 @@ def find_pacings(facts: Job) -> tuple[Pacing, ...]:
     for ranks in (ranks for ranks in together.values() if len(ranks) > 1):
         common = set.intersection(*(set(times.numbers) for times in ranks.values()))
         paces = {number: pace_of(times) for number, times in ranks.items()}
-        totals = [_common(times, step_totals(times), common) for times in ranks.values()]
+        totals = [_common_ms(times, step_totals(times), common) for times in ranks.values()]
         found.append(Pacing(
             steps=len(common),
-            waits_ms={number: _common(times, wait_totals(times), common) for number, times in ranks.items()},
+            waits_ms={number: _common_ms(times, wait_totals(times), common) for number, times in ranks.items()},
             paces={number: pace for number, pace in paces.items() if pace is not None},
             step_ms=median(map(median, totals)) if common else 0.0,
         ))  # fmt: skip
     return tuple(found)
 
 
-def _common(times: StepTimes, values_us: Iterable[int], common: set[int]) -> tuple[float, ...]:
+def _common_ms(times: StepTimes, values_us: Iterable[int], common: set[int]) -> tuple[float, ...]:
     return tuple(value / 1e3 for number, value in zip(times.numbers, values_us, strict=True) if number in common)
 
 
@@ -237,7 +237,7 @@ def find_slow_reason(rank: Rank, others: Sequence[Rank], cost_ms: float) -> Slow
 
     def both(column: str, part: str = "") -> tuple[float, float]:
         mine, *rest = (getattr(rank.kept, column) for rank in (own, *theirs))
-        return median(mine[part] if part else mine), median(median(one[part] if part else one) for one in rest)
+        return median(mine[part] if part else mine), median(median(peer[part] if part else peer) for peer in rest)
 
     mine, usual = both("parts_ms", "gc")
     if mine - usual >= needed_ms:
@@ -332,7 +332,7 @@ def check_straggler(job: JobState) -> Answer:
         elif all(shares_busy_cores(job.ranks[number], others, slow.cost_ms) for number in own):
             contested.append(slow)
         else:
-            findings.append(_finding(job, slow))
+            findings.append(_straggler_problem(job, slow))
     if findings or not costly:
         return judged(findings)
     if contested:
@@ -364,7 +364,7 @@ def _judge_devices(job: JobState) -> Answer:
     return unknown(f"waits between ranks on their devices are only measured with {how}")
 
 
-def _finding(job: JobState, late: Late) -> Problem:
+def _straggler_problem(job: JobState, late: Late) -> Problem:
     # The phase in which a late rank loses most, its median time there, and the others', in milliseconds
     slow: dict[int, tuple[Phase, float, float]] = {}
     paces = late.pacing.paces
@@ -386,13 +386,13 @@ def _finding(job: JobState, late: Late) -> Problem:
         noted = rank.speed.collected_at if collects and rank.speed is not None else None
         kinds = rank.recent_calls.kinds
         sites = [kind.site for kind in kinds if kind.op == _SITES.get(phase) and kind.site is not None]
-        where += places(number, (noted,) if noted is not None else _lines(rank, phase) or sites)
+        where += places(number, (noted,) if noted is not None else _phase_lines(rank, phase) or sites)
     late_words = say.who(job, late.ranks)
     lines = {(place.file, place.line) for place in where}
     at = f", {place_words(where[0])}" if where and (len(late.ranks) == 1 or len(lines) == 1) else ""
     often = f"{min(late.last_in.values())} of {late.pacing.steps}"
     explained = all(own - usual >= EXPLAINED * late.cost_ms for _, own, usual in slow.values())
-    sure = explained and all(_lines(job.ranks[number], phase) for number, (phase, _, _) in slow.items())
+    sure = explained and all(_phase_lines(job.ranks[number], phase) for number, (phase, _, _) in slow.items())
     spent = []
     for phase, ranks in by_phase.items():
         own, usual = median(slow[number][1] for number in ranks), slow[ranks[0]][2]
@@ -407,14 +407,14 @@ def _finding(job: JobState, late: Late) -> Problem:
         where=where,
         summary=f"{late_words} {verb(late.ranks, 'is', 'are')} slow {_phase_words(job, late, main)}{at}; "
         f"the others waited for {verb(late.ranks, 'it', 'them')} in {often} steps",
-        evidence=(*_waits(late), *spent, *((reason.seen,) if reason is not None else ()), *_worker_words(job, late)),
+        evidence=(*_lateness(late), *spent, *((reason.seen,) if reason is not None else ()), *_worker_words(job, late)),
         fix=reason.cause.value if reason is not None else _FIXES[main],
         share=min(1.0, late.cost_ms / late.pacing.step_ms) if job.facts.speed_asked else None,
         step=None,
     )
 
 
-def _waits(late: Late) -> list[str]:
+def _lateness(late: Late) -> list[str]:
     by_count = grouped((times, number) for number, times in late.last_in.items())
     counts = sorted(by_count.items())
     found = [f"{rank_list(ranks)} came last in {times} of {late.pacing.steps} steps" for times, ranks in counts]
@@ -453,18 +453,18 @@ def _ms(value: float) -> str:
     return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
 
 
-def _lines(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
+def _phase_lines(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
     seen = [line for line in rank.lines_seen if line.phase is phase and not line.in_child]
     own = [line for line in seen if not line.calls_module]
     if not own:
         return ()
     least = SECOND_LINE * own[0].times
     often = [line.frame for line in own if line.times >= least]
-    loaders = {_key(kind.site) for kind in rank.recent_calls.kinds if kind.op == "next_batch" and kind.site}
-    if phase is Phase.BEFORE and _key(often[0]) in loaders:
+    loaders = {_line_key(kind.site) for kind in rank.recent_calls.kinds if kind.op == "next_batch" and kind.site}
+    if phase is Phase.BEFORE and _line_key(often[0]) in loaders:
         # An idle forked worker still has its parent's line on its stack. A spawned worker first runs the script's
         # module, which imports torch and makes no batch. Neither counts.
-        keyed = ((_key(line.frame), line) for line in rank.lines_seen if line.in_child)
+        keyed = ((_line_key(line.frame), line) for line in rank.lines_seen if line.in_child)
         found = grouped((key, line) for key, line in keyed if key not in loaders)
         most = sorted(
             found.values(),
@@ -474,9 +474,9 @@ def _lines(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
     if phase not in _OUTSIDE:
         return tuple(often)
     often_there = [line.frame for line in seen if line.calls_module and line.times >= least]
-    calls = [frame for frame in often_there if _key(frame) not in loaders]
+    calls = [frame for frame in often_there if _line_key(frame) not in loaders]
     return (*calls[:1], *often)
 
 
-def _key(frame: Frame) -> tuple[str, int]:
+def _line_key(frame: Frame) -> tuple[str, int]:
     return frame.file, frame.line

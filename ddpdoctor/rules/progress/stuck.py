@@ -145,10 +145,7 @@ def judge_lost(job: JobState) -> Answer:
         origin=FaultOrigin.NETWORK if cut_off else FaultOrigin.MACHINE,
     )
     # A node will not come back if it said that it left, or was silent for the whole hang timeout.
-    gone = all(
-        node.presence is Presence.LEFT or quiet_ns >= job.timeout_ns
-        for node, quiet_ns in zip(lost, silent_ns, strict=True)
-    )
+    gone = all(node.presence is Presence.LEFT or ns >= job.timeout_ns for node, ns in zip(lost, silent_ns, strict=True))
     return judged([finding], certain=job.stands_still(()) and not job.is_ending(), may_resume=not gone)
 
 
@@ -428,7 +425,7 @@ def _answer_words(rank: Rank, store: StoreSought) -> list[str]:
         who = causes.listener
         server = f"process {who.pid} ({who.command})" if who is not None else "the process that accepted the connection"
         return [f"{server} accepted the connection on port {store.port}, but it is not a torch store"]
-    if connections is not None and any(one.endswith(end) for one in connections.unanswered):
+    if connections is not None and any(peer.endswith(end) for peer in connections.unanswered):
         return [f"{store.host}:{store.port} does not respond: packets are dropped, or the host does not exist"]
     if _nobody_listens(store, causes):
         return [f"no process listens on port {store.port} of {rank.host or 'this host'}; torch keeps retrying"]
@@ -455,7 +452,7 @@ def check_stuck(job: JobState) -> Answer:
     busy = [why.busy_at(job, n) for n in blamed]
     computing = (Activity.BACKWARD, Activity.NATIVE)
     inside = any(job.states[n].doing in computing or why.compiles(job.states[n]) for n in blamed)
-    spins = any(one is not None and one.may_spin for one in busy)
+    spins = any(load is not None and load.may_spin for load in busy)
     if not all(job.ranks[n].recorded for n in blamed) or spins or job.may_have_come:
         return _stuck(job, blamed, Confidence.LOW)
     return _stuck(job, blamed, Confidence.MEDIUM if any(busy) or inside else Confidence.HIGH)
@@ -584,9 +581,8 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     raised_at = innermost_user(error.frames) if error is not None else None
     mine = [place for place in where if place.rank == blamed[0]]
     after = [p for p in mine if raised_at is None or (p.file, p.line) != (raised_at.file, raised_at.line)]
-    first = next(iter(after or mine), None)
     one_line = len({(p.file, p.line) for p in where}) == 1 or len(blamed) == 1
-    place = place_words(first)
+    place = place_words(next(iter(after or mine), None))
     at = f" {place}" if one_line else ""
     waiters = say.waiters_words(job, blamed)
     causes = job.ranks[blamed[0]].causes
@@ -598,6 +594,9 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         does += f": {busy[0].said if busy[0].by_child else f'it {busy[0].said}'}"
     before = f"raised {error.type} {place_words(raised_at)} and " if error is not None else ""
     summary = f"{say.who(job, blamed)} {before}{does}{left}"
+    # The error of a thread or child comes before the wait that follows from it
+    if len(blamed) == 1 and not busy and (crashed := next(why.lost_helpers(job.states[blamed[0]]), None)) is not None:
+        summary = f"on {say.who(job, blamed)}, {crashed.said}; it {before}{does}{left}"
     seen = [*say.all_classes(job, blamed), *say.handled_words(job, blamed)]
     seen += [*say.progress_words(job, blamed), *say.process_words(job, blamed)]
     idle = () if waiters else tuple(n for n in blamed if job.ranks[n].device_idle)
@@ -617,9 +616,7 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     summary = f"{summary}; {waiters}" if waiters else summary
     fix = fix_of((clue for found in clues.values() for clue in found), fix)
     evidence = (*sentences(clues), *seen)
-    finding = say.problem_of(
-        job, blamed, confidence=confidence, where=where, summary=summary, evidence=evidence, fix=fix
-    )
+    said = say.problem_of(job, blamed, confidence=confidence, where=where, summary=summary, evidence=evidence, fix=fix)
     # It might go on, if a silent rank may wait for ranks that nobody sees.
     known = (job.sees_all or bool(job.waits.waiters)) and not job.may_have_come
     # On a busy machine a rank may be late to answer, and the next look shows what it waits for.
@@ -627,4 +624,4 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     last_ns = max((max(rank.last_progress_ns or 0, rank.started_ns or 0) for rank in unread), default=0)
     known = known and job.time_ns - last_ns >= (2 * ALONE_PATIENCE * job.timeout_ns if unread else 0)
     certain = known and job.stands_still(blamed) and all(job.ranks[n].recorded for n in blamed) and not works
-    return judged([finding], certain=certain, may_resume=not in_vain)
+    return judged([said], certain=certain, may_resume=not in_vain)

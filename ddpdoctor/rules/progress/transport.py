@@ -93,7 +93,7 @@ def stalled_in(job: JobState) -> tuple[wt.CallPosition, ...]:
     """Return the pending collectives that all ranks of their group have reached: the earliest one of each group."""
     # A rank may be done with it and wait in a later one: the root of a broadcast returns before the data have arrived.
     positions = sorted(job.positions.items())
-    by_group = grouped((one.group, number) for number, one in positions if number in one.group.members)
+    by_group = grouped((position.group, number) for number, position in positions if number in position.group.members)
     found = []
     for group, inside in by_group.items():
         waited_in = {job.positions[number] for number in inside}
@@ -131,13 +131,13 @@ def find_targets(job: JobState) -> Targets:
         if isinstance(node, int):
             continue
         missing = absent.intersection(node.group.members if isinstance(node, wt.CallPosition) else ())
-        ranks = frozenset(one for one in nexts if isinstance(one, int))
-        earlier = (lacking.get(one, frozenset()) for one in nexts if not isinstance(one, int))
+        ranks = frozenset(peer for peer in nexts if isinstance(peer, int))
+        earlier = (lacking.get(peer, frozenset()) for peer in nexts if not isinstance(peer, int))
         lacking[node] = ranks.union(missing, *earlier)
     found: Targets = {}
     for rank, nexts in edges.items():
-        for one in nexts if isinstance(rank, int) else ():
-            whom = frozenset({one}) if isinstance(one, int) else lacking.get(one, frozenset())
+        for peer in nexts if isinstance(rank, int) else ():
+            whom = frozenset({peer}) if isinstance(peer, int) else lacking.get(peer, frozenset())
             if isinstance(rank, int) and whom:
                 found[rank] = whom
     if needed := frozenset(wt.needed_in_init(job.states, job.world)):
@@ -210,17 +210,17 @@ def _has_several_hosts(job: JobState) -> bool:
 
 
 def _stalled_connections(job: JobState) -> Iterator[Clue]:
-    owner = {end: number for number, one in _connections(job).items() for end in one.ends}
+    owner = {end: number for number, links in _connections(job).items() for end in links.ends}
     ends = _connections(job).items()
     every = ((number, connection) for number, connections in ends for connection in connections.stalled)
-    for number, one in islice(every, MOST_LINES):
-        peer = owner.get(one.remote)
+    for number, link in islice(every, MOST_LINES):
+        peer = owner.get(link.remote)
         to = f"rank {peer}" if peer is not None else "a process outside this host or container"
-        here, there = one.local.rpartition(":")[0], one.remote.rpartition(":")[0]
+        here, there = link.local.rpartition(":")[0], link.remote.rpartition(":")[0]
         way = f"between {here} and {there}" if here != there else f"from {here} to itself"
         yield Clue(
-            said=f"data from rank {number} to {to} is not acknowledged: {one.local} to {one.remote}, "
-            f"{one.unsent_bytes} bytes are waiting, resent {one.retries} times",
+            said=f"data from rank {number} to {to} is not acknowledged: {link.local} to {link.remote}, "
+            f"{link.unsent_bytes} bytes are waiting, resent {link.retries} times",
             fix=f"packets {way} are lost: check the packet filters (nft list ruleset; iptables-save) and "
             "the link (ip -s link show)",
         )
@@ -237,14 +237,14 @@ def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
         here = [found for number, found in ends if not several or job.ranks[number].host == machine.host]
         addresses = dict.fromkeys(address for found in here for address, _ in found.by_address)
         own = [(card, {text.partition("/")[0] for text in card.addresses}) for card in network.interfaces]
-        carriers = [(one, address) for address in addresses for one, texts in own if address.strip("[]") in texts]
+        carriers = [(nic, address) for address in addresses for nic, texts in own if address.strip("[]") in texts]
         down += [
             Clue(
-                f"{on}the ranks' connections use {one.name} ({address}), which is down",
-                f"ip link set dev {one.name} up, or choose another interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
+                f"{on}the ranks' connections use {nic.name} ({address}), which is down",
+                f"ip link set dev {nic.name} up, or choose another interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
             )
-            for one, address in carriers
-            if not one.running
+            for nic, address in carriers
+            if not nic.running
         ]
         down += [
             Clue(
@@ -255,7 +255,7 @@ def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
             if not any(address.strip("[]") in texts for _, texts in own) and not address.startswith("127.")
         ]
         if at < MOST_LINES:
-            used = ", ".join(sorted({f"{one.name} ({address})" for one, address in carriers}))
+            used = ", ".join(sorted({f"{nic.name} ({address})" for nic, address in carriers}))
             ways += [Clue(f"{on}the ranks' TCP connections use {used}")] if used else []
             ways.append(Clue(f"{on}{choose(machine, network)}"))
             chains = known(network.firewall) or ()
@@ -288,7 +288,7 @@ def _clues_of(job: JobState, codes: Iterable[str]) -> tuple[Clue, ...]:
     for line in job.facts.nccl_lines[-MOST_LINES:]:
         source = f" ({line.source})" if line.source else ""
         found.append(Clue(f"NCCL warns{source}: {line.text}"))
-    texts = ((_given_up(one.message), number) for number in sorted(job.states) for one in job.ranks[number].raised)
+    texts = ((_given_up(error.message), number) for number in sorted(job.states) for error in job.ranks[number].raised)
     said = grouped((text, number) for text, number in texts if text is not None)
     found += [Clue(f"{rank_list(numbers)}: {text}") for text, numbers in list(said.items())[:MOST_LINES]]
     return (*found, *ways)
@@ -296,7 +296,7 @@ def _clues_of(job: JobState, codes: Iterable[str]) -> tuple[Clue, ...]:
 
 def _connections(job: JobState) -> dict[int, Connections]:
     causes = ((number, job.ranks[number].causes) for number in sorted(job.states))
-    return {number: one.connections for number, one in causes if one is not None and one.connections is not None}
+    return {number: seen.connections for number, seen in causes if seen is not None and seen.connections is not None}
 
 
 @rule("DD611", "transport", Severity.ERROR, "All ranks are in the same collective, but it does not complete")

@@ -121,7 +121,7 @@ def places_held_up(state: st.RankState) -> tuple[Place, ...]:
     lines = [frame for frames in below if (frame := st.innermost_user(frames)) is not None]
     child = lines[:1] if state.doing is st.Activity.DATA or in_library or is_near else []
     found += [*own[:1], *child] if is_near else [*child, *own[:1]]
-    found += [st.innermost_user(one.error.frames) for one in last_helper_errors(state)[:1]]
+    found += [st.innermost_user(helper.error.frames) for helper in last_helper_errors(state)[:1]]
     found += own[1:]
     if len(own) <= 1 and (in_library or (stack and stack[-1].user)):  # in C code, called from the user's own line
         others = st.other_threads(rank, skip_idle=False)
@@ -420,7 +420,7 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
     state, rank = job.states[number], job.ranks[number]
     causes, frames = rank.causes, state.frames
     if causes is None:
-        return (*_compile_clue(frames, ()), *_lost_helpers(state))
+        return (*_compile_clue(frames, ()), *lost_helpers(state))
     busy, blocked, function = busy_at(job, number), causes.blocked, causes.kernel_function
     spins = ": it is computing, or spinning in a loop that waits" if busy is not None and busy.may_spin else ""
     found = [
@@ -428,7 +428,7 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
         *_compile_clue(frames, causes.commands),
         *((Clue(said=f"{busy.said}{spins}", fix=busy_fix(job)),) if busy is not None else ()),
         *lock_clues(job, state, causes),
-        *(_lost_helpers(state) if busy is None else ()),
+        *(lost_helpers(state) if busy is None else ()),
         *_lost_children(state, causes),
         *(_command(frames, causes) if busy is None and causes.commands else ()),
     ]
@@ -443,7 +443,7 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
         elif rank.proc_state == "D":
             found.append(Clue(f"waits in the kernel in {function}{file}"))
     if busy is None:
-        found += _network(frames, causes)
+        found += _network_clues(frames, causes)
     if not found and blocked is not None and blocked.call in _SLEEPS and frames:
         last = frames[-1]
         library = f"a sleep in {st.file_name(last.file)}, {last.function}"
@@ -459,7 +459,7 @@ def compiles(state: st.RankState) -> bool:
     return inside and busy is not None and busy >= BUSY_CORES
 
 
-def _lost_helpers(state: st.RankState) -> Iterator[Clue]:
+def lost_helpers(state: st.RankState) -> Iterator[Clue]:
     for error in last_helper_errors(state)[:MOST_CHILDREN]:
         who, fix = _HELPERS[error.who]
         name = f" {error.name}" if error.who is Helper.CHILD else ""
@@ -523,7 +523,7 @@ def _command(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]
         yield Clue(f"waits for the command `{command}` (process {pid})", fix)
 
 
-def _network(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
+def _network_clues(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
     blocked = causes.blocked
     inside = next((f for f in reversed(frames[-8:]) if not f.user and st.is_file(f, *_NETWORK)), None)
     remote = blocked.remote if blocked is not None else None

@@ -183,7 +183,7 @@ def find_waits(states: States, positions: Positions, world: int) -> Waits:
     needed = needed_in_init(states, world)
     for node, nexts in edges.items():
         if not isinstance(node, CallPosition) or node.seq is not None or node.group not in last:
-            needed.update(one for one in nexts if isinstance(one, int))
+            needed.update(peer for peer in nexts if isinstance(peer, int))
     for group in {position.group for position in positions.values()}:
         needed.update(member for member in group.members if member not in states)
     absent = {n for n in needed if n not in states or states[n].doing is Activity.MISSING}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.facts import Life, Rank
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 NOTABLE_NS = 10_000_000_000  # our choice: shorter waits for a core are usual where several programs share a machine
 # Most classes of ranks that are listed. If every rank does something else, more of them would not help.
 MAX_CLASSES = 8
+# A part of a call as it is written: "with MAX", "to rank 2", "8 bytes", "[16, 4]", "(train.py:31)", or a word.
+_PART = re.compile(r"with \w+|(?:from|to) rank \d+|\d+ \w+|\[[^\]]*\]|\([^)]*\)|[^\s\[]+")
 _DOING = {
     st.Activity.MISSING: ("never started", "never started"),
     st.Activity.ENDED: ("has exited with status 0", "have exited with status 0"),
@@ -36,8 +40,8 @@ _DOING = {
 _STATES = {"R": "running (R): it is computing or spinning", "S": "sleeping (S)", "D": "in uninterruptible sleep (D)"}
 
 
-def doing_words(state: st.RankState, *, one: bool = True) -> str:
-    wait = "waits" if one else "wait"
+def doing_words(state: st.RankState, *, single: bool = True) -> str:
+    wait = "waits" if single else "wait"
     if state.doing is st.Activity.NATIVE and state.call is not None:
         what = "backward (DDP's gradient reduction)" if state.call.op == "backward" else state.call.op
         return f"{wait} in {what}"
@@ -46,8 +50,8 @@ def doing_words(state: st.RankState, *, one: bool = True) -> str:
     if state.doing is st.Activity.USER and not state.rank.recorded:
         return "could not be inspected"
     if state.doing is st.Activity.SHUTTING_DOWN and state.error is not None:
-        return f"{'ends' if one else 'end'} with {state.error.type}"
-    return _DOING[state.doing][0 if one else 1]
+        return f"{'ends' if single else 'end'} with {state.error.type}"
+    return _DOING[state.doing][0 if single else 1]
 
 
 def line_at(state: st.RankState) -> Frame | None:
@@ -69,15 +73,15 @@ def classes(job: JobState, numbers: Iterable[int]) -> list[str]:
         frame = line_at(state)
         dim = groups[number].mesh_dim if number in groups else ""
         at = f", {st.line_of(frame)}" if frame is not None else ""
-        merged[doing_words(state), doing_words(state, one=False), dim, at].append(number)
+        merged[doing_words(state), doing_words(state, single=False), dim, at].append(number)
     ordered = sorted(merged.items(), key=lambda item: (-len(item[1]), item[1]))
     sentences = []
-    for (one, many, _, at), ranks in ordered[:MAX_CLASSES]:
+    for (single, many, _, at), ranks in ordered[:MAX_CLASSES]:
         inside = _mesh_words(job, ranks)
         waited = [job.states[n].since(job.time_ns) for n in ranks if job.states[n].waiting]
         lasting = st.seconds(max((value for value in waited if value is not None), default=None))
         tail = f", {lasting}" if lasting else ""
-        sentences.append(f"{rank_list(ranks)} {verb(ranks, one, many)}{inside}{at}{tail}")
+        sentences.append(f"{rank_list(ranks)} {verb(ranks, single, many)}{inside}{at}{tail}")
     left = sum(len(ranks) for _, ranks in ordered[MAX_CLASSES:])
     return [*sentences, f"{left} more ranks are at other lines"] if left else sentences
 
@@ -197,13 +201,32 @@ def how_words(failure: st.Failure) -> str:
         how = rank.signal or f"exit status {rank.exit_code}"
         return f"a time limit of the script ended it ({how})" + (f" {st.place_words(place)}" if place else "")
     if failure.error is not None:
-        text = st.first_line(failure.error.message)
+        text = st.FINGERPRINTS.sub("", st.first_line(failure.error.message))
         return f"{failure.error.type}: {text}" if text else failure.error.type
     if rank.life is Life.SIGNALED and failure.call is not None and failure.call.device_state and failure.timed_out:
         return f"{rank.signal} after torch's timeout, as the NCCL watchdog does"
     if rank.life is Life.SIGNALED:
         return rank.signal or "a signal"
     return f"exit status {rank.exit_code}" if rank.exit_code is not None else "unknown reason"
+
+
+def calls_apart(sides: Iterable[tuple[str, str]]) -> str:
+    """Return in which parts the calls of sides differ: "all_reduce of float32: [3] on rank 0, [9] on rank 1".
+
+    A side is a call and its ranks. Empty if they differ in the operation or its line.
+    """
+    written = [(what, _PART.findall(what), ranks) for what, ranks in sides]
+    if len({(parts[0], len(parts)) for _, parts, _ in written}) != 1:
+        return ""
+    apart = [len(set(each)) > 1 for each in zip(*(parts for _, parts, _ in written), strict=True)]
+    told = [(" ".join(compress(parts, apart)), ranks) for _, parts, ranks in written]
+    if not any(apart) or any("(" in what for what, _ in told):
+        return ""
+    left_out = iter(apart)
+    alike = " ".join(_PART.sub(lambda part: "" if next(left_out) else part[0], written[0][0]).split())
+    said = [f"{what} on {ranks}" for what, ranks in told[:MAX_CLASSES]]
+    said += [f"and {len(told) - len(said)} others"] if len(told) > len(said) else []
+    return f"{alike.removesuffix(' of').replace(' of (', ' (')}: {', '.join(said)}"
 
 
 def problem_of(job: JobState, ranks: tuple[int, ...], summary: str, **fields: Any) -> Problem:

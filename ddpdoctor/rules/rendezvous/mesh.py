@@ -71,7 +71,7 @@ class Meeting:
 
     def cause(self, kinds: frozenset[str], host: str) -> Finding | None:
         """Return an error of these kinds that concerns a host, or no host in particular."""
-        errors = (one for one in self.found if one.severity is Severity.ERROR and one.kind in kinds)
+        errors = (finding for finding in self.found if finding.severity is Severity.ERROR and finding.kind in kinds)
         return next((error for error in errors if not error.hosts or host in error.hosts), None)
 
 
@@ -189,7 +189,7 @@ def check_mesh(meeting: Meeting) -> Answer:
     bad = {key: failure_of(pair) for key, pair in tried_well.items()}
     blames = explain({key: failure is not None for key, failure in bad.items()})
     connect = f"{sum(failure_of(pair) is None for pair in tried.values())} of {len(tried)} ordered pairs connect"
-    return judged((_finding(meeting, blame, tried_well) for blame in blames), connect)
+    return judged((_pairs_problem(meeting, blame, tried_well) for blame in blames), connect)
 
 
 def _address_is_right(meeting: Meeting, pair: NodePair) -> bool:
@@ -210,7 +210,7 @@ def failure_of(pair: NodePair) -> Connecting | None:
     return pair.connecting if lost else None
 
 
-def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], NodePair]) -> Problem:
+def _pairs_problem(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], NodePair]) -> Problem:
     bad = [pairs[key] for key in blame.pairs]
     refusing = tuple(_refusals(meeting, blame))
     with_it = blame.way in {PairSide.CUT_OFF, PairSide.INBOUND, PairSide.OUTBOUND} and len(meeting.arrived()) > 2
@@ -246,7 +246,7 @@ def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], Nod
         summary=f"{who}: {how}",
         hosts=meeting.names(blame.nodes),
         evidence=(*first_few(lines), f"{len(bad)} of the {len(pairs)} ordered pairs fail {share}".rstrip(), *refusing),
-        fix=_fix(meeting, blame, bad),
+        fix=_pairs_fix(meeting, blame, bad),
         confidence=Confidence.MEDIUM if guess else Confidence.HIGH,
     )
 
@@ -261,7 +261,7 @@ def _refusals(meeting: Meeting, blame: BadPairs) -> Iterator[str]:
             yield f"{meeting.name(number)}: {chain.name}: {chain.refusal}"
 
 
-def _fix(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> str:
+def _pairs_fix(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> str:
     if blame.way is PairSide.OUTBOUND:
         host, route = meeting.name(blame.nodes[0]), f"ip route get {bad[0].address}"
         return f"check outgoing rules (nft list ruleset, as root) and the route ({route}) on {host}"
@@ -418,7 +418,7 @@ def _black_hole(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Probl
         node = meeting.node(number)
         network = known(node.network) if node is not None else None
         name = meeting.visit(number).interface
-        mtu = next((one.mtu for one in network.interfaces if one.name == name), None) if network is not None else None
+        mtu = next((nic.mtu for nic in network.interfaces if nic.name == name), None) if network is not None else None
         if mtu is not None:
             found.append(f"{name} of {meeting.name(number)} has an MTU of {mtu}")
     stalled = []

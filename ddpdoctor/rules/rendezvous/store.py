@@ -41,7 +41,7 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     seen = [(visit, visit.store_view) for visit in meeting.arrived() if visit.store_view is not None]
     if not seen:
         return skipped("no node tried to reach the store")
-    untried = next((one for one in seen if one[1].serves and one[1].without_torch), None)
+    untried = next((pair for pair in seen if pair[1].serves and pair[1].without_torch), None)
     if untried is not None:
         return unknown(f"{untried[0].host} could not serve a test store: {untried[1].without_torch}")
     failing = [(visit, view) for visit, view in seen if fails(view)]
@@ -150,12 +150,12 @@ def _unreached(
         summary=f"{name_list(clients)} cannot reach the store: a connection to {place} {words}" + direction,
         hosts=clients if contact is Contact.UNRESOLVED else blamed,
         evidence=tuple(lines),
-        fix=_fix(meeting, contact, those, server, outbound=outbound),
+        fix=_store_fix(meeting, contact, those, server, outbound=outbound),
         confidence=Confidence.MEDIUM if alone or outbound else Confidence.HIGH,
     )
 
 
-def _fix(meeting: Meeting, contact: Contact, those: Attempts, server: Visit | None, *, outbound: bool) -> str:
+def _store_fix(meeting: Meeting, contact: Contact, those: Attempts, server: Visit | None, *, outbound: bool) -> str:
     attempt = those[0][1]
     clients = tuple(dict.fromkeys(visit.host for visit, _ in those))
     if contact is Contact.UNRESOLVED:

@@ -72,8 +72,8 @@ def compare_phases(first: Budget, second: Budget) -> tuple[PhaseChange, ...]:
     """Return how each phase of the step changes, in the order of the budget."""
     pairs = [(phase, other) for phase in first.phases for other in second.phases if phase.phase == other.phase]
     changes = (
-        (one.phase, _change((one.critical_ms, other.critical_ms), (one.blocks_ms, other.blocks_ms), first.wall_ms))
-        for one, other in pairs
+        (row.phase, _change((row.critical_ms, other.critical_ms), (row.blocks_ms, other.blocks_ms), first.wall_ms))
+        for row, other in pairs
     )
     return tuple(PhaseChange(phase=phase, time=time) for phase, time in changes)
 
@@ -83,9 +83,7 @@ def _change(
 ) -> TimeChange:
     """Return the change between two means. Its interval is over the blocks of both runs."""
     before, after = blocks_ms
-    low, high = _interval(
-        lambda dice: mean(dice.choices(after, k=len(after))) - mean(dice.choices(before, k=len(before)))
-    )
+    low, high = _interval(lambda rng: mean(rng.choices(after, k=len(after))) - mean(rng.choices(before, k=len(before))))
     is_large = abs(means_ms[1] - means_ms[0]) >= LEAST_SHARE * wall_ms
     return TimeChange(
         first_ms=means_ms[0], second_ms=means_ms[1], low_ms=low, high_ms=high,
@@ -102,8 +100,8 @@ def settings_of(state: SpeedState) -> SpeedSettings:
     return SpeedSettings(
         rows=mean([mean(step.input_rows) for step in steps]) or None,
         reductions=_common(mean(step.reductions) for step in steps),
-        threads=_common(one.threads for one in around),
-        cores=_common(one.cores for one in around),
+        threads=_common(context.threads for context in around),
+        cores=_common(context.cores for context in around),
         workers=_common(None if loader is None else loader.workers for loader in loaders),
         gradient_bytes=_common(sum(times.bucket_bytes) for times in ddp),
         buckets=_common(len(times.bucket_bytes) for times in ddp),

@@ -164,7 +164,7 @@ def check_buckets(state: SpeedState) -> Answer:
         return passed()
     sizes, cap, later_ms = gradients.bucket_bytes, f"{cap_bytes / MIB:g}", gradients.exposed_ms
     count = f"{len(sizes)} buckets, the largest with {format_size(max(sizes))}" if len(sizes) > 1 else "one bucket"
-    low, mid, high = (state.share(min(one, transfer_ms)) for one in (low_ms, mid_ms, high_ms))
+    low, mid, high = (state.share(min(time_ms, transfer_ms)) for time_ms in (low_ms, mid_ms, high_ms))
     return found(
         summary=f"gradient reduction that does not overlap with backward takes {share:.0%} of the step; another "
         f"bucket size should save about {mid:.0%} of the step",
@@ -310,17 +310,17 @@ def check_hand_made(state: SpeedState) -> Answer:
         return skipped(small)
     transfer_ms = usual(state.steps.transfer_ms["calls"])
     share = state.share(transfer_ms)
-    most = max(one.gradients for one in reduced.values())
+    most = max(seen.gradients for seen in reduced.values())
     seen = f"{most} calls take {state.of_step(transfer_ms)}"
     if share < SHARE:
         return passed(seen)
-    copied = any(one.copied for one in reduced.values())
+    copied = any(seen.copied for seen in reduced.values())
     given = "gradient shape" if copied else "gradient"
     return found(
         confidence=Confidence.MEDIUM if copied else Confidence.HIGH,
         summary=f"{most} gradients are reduced one by one after backward: {up_to(share)}",
         ranks=tuple(reduced),
-        where=places_of((number, one.site) for number, one in reduced.items()),
+        where=places_of((number, seen.site) for number, seen in reduced.items()),
         evidence=(seen, f"the script calls all_reduce once for each {given} of the optimizer"),
         fix="wrap the model in torch.nn.parallel.DistributedDataParallel and remove the loop, or reduce one flat "
         "tensor",

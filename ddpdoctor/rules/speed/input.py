@@ -34,7 +34,7 @@ def check_input(state: SpeedState) -> Answer:
     """Report a job whose ranks all wait for data in a large part of each step."""
     steps = state.steps
     critical_ms = mean(steps.on_critical("data"))
-    median_ms = median_low(mean(one.parts_ms["data"]) for one in steps.ranks.values())
+    median_ms = median_low(mean(times.parts_ms["data"]) for times in steps.ranks.values())
     critical, usual = state.share(critical_ms), state.share(median_ms)
     seen = f"waiting for data takes {critical:.0%} of the step on the critical rank, {usual:.0%} on the median rank"
     if not are_starved(state) and min(critical_ms, median_ms) < SHARE * state.budget.wall_ms:
@@ -138,7 +138,7 @@ class _Loading:
 def _loading(state: SpeedState, waited_ms: float) -> _Loading:
     wall_ms, ranks = state.budget.wall_ms, state.steps.ranks
     around = [rank.speed.surroundings for rank in state.ranks if rank.speed and rank.speed.surroundings]
-    cores = min((one.cores for one in around), default=0)
+    cores = min((context.cores for context in around), default=0)
     made = [
         (times.batch_ms * _batches_a_step(rank), times)
         for rank in state.ranks
@@ -148,7 +148,7 @@ def _loading(state: SpeedState, waited_ms: float) -> _Loading:
         make_ms, workers = median(ms for ms, _ in made), min(times.workers or 0 for _, times in made)
         cpu_share = median(times.cpu_share for _, times in made)
         # Without data, and without waiting for ranks that wait for theirs.
-        lost = median(mean(one.parts_ms["data"]) + mean(state.steps.waits_ms[rank]) for rank, one in ranks.items())
+        lost = median(mean(times.parts_ms["data"]) + mean(state.steps.waits_ms[rank]) for rank, times in ranks.items())
         rest_ms = max(1e-3, wall_ms - lost)
     else:
         make_ms, workers, rest_ms = waited_ms, 0, wall_ms - waited_ms

@@ -23,11 +23,10 @@ from .reduction import (
     buckets_for,
     contention,
     gather,
+    larger_costs,
     networks_of,
-    ring_cost,
     scaled_to,
     simulate,
-    tree_cost,
 )
 from .state import mean, usual
 
@@ -238,9 +237,9 @@ def predict_sizes(
         waiting_ms = waiting_of(measured.spread_ms, ranks)
         rest_ms = measured.step_ms + waiting_ms - waiting_of(measured.spread_ms, measured.ranks)
         steps = [
-            max(0.0, basis.reductions * (end_ms(cost(network, measured.ranks, ranks)) - end_ms(network))) + rest_ms
+            max(0.0, basis.reductions * (end_ms(cost) - end_ms(network))) + rest_ms
             for network in networks
-            for cost in (ring_cost, tree_cost)
+            for cost in larger_costs(network, measured.ranks, ranks)
         ]
         low_ms, high_ms, work_ms = min(steps), max(steps), measured.efficiency * measured.step_ms
         found.append(PredictedSize(

@@ -69,14 +69,14 @@ def check_imbalance(state: SpeedState) -> Answer:
     rank, last = Counter(steps.critical[i] for i in long).most_common(1)[0]
     if last > ONE_RANK * len(long):
         return passed(f"{seen}, mostly for rank {rank}")
-    busy = {number: _sums(one, BUSY_PARTS) for number, one in steps.ranks.items()}
-    follows = median(correlation(busy[number], one.input_numel) for number, one in steps.ranks.items())
+    busy = {number: _sums(timing, BUSY_PARTS) for number, timing in steps.ranks.items()}
+    follows = median(correlation(busy[number], timing.input_numel) for number, timing in steps.ranks.items())
     if follows >= FOLLOWS:
-        sizes = [size for one in steps.ranks.values() for size in one.input_numel]
+        sizes = [size for timing in steps.ranks.values() for size in timing.input_numel]
         why = f"{min(sizes):,} to {max(sizes):,} elements"
         why = f"step time depends on input size (correlation {follows:.2f}): {why}"
     else:
-        times = [one.speed.core_time for one in state.ranks if one.speed and one.speed.core_time]
+        times = [rank.speed.core_time for rank in state.ranks if rank.speed and rank.speed.core_time]
         queued = max((time.queued_ms / max(1.0, time.elapsed_ms) for time in times), default=1.0)
         if queued > MOST_QUEUED:
             return unknown(f"{seen}; they also wait for a core {queued:.0%} of the time, as on a busy machine")
@@ -86,7 +86,7 @@ def check_imbalance(state: SpeedState) -> Answer:
         confidence=Confidence.HIGH if follows >= FOLLOWS else Confidence.MEDIUM,
         summary=f"the ranks wait for each other, and a different rank is the slowest in each step: {up_to(share)}",
         ranks=tuple(steps.ranks),
-        where=state.places(lambda one: call_site(one, "ddp_forward")),
+        where=state.places(lambda rank: call_site(rank, "ddp_forward")),
         evidence=(seen, f"rank {rank} is most often last, in {last / len(long):.0%} of them", why),
         fix="give all ranks batches with equal work: sort by length and batch neighbors together, or fill batches to "
         "a fixed number of tokens",
@@ -94,11 +94,11 @@ def check_imbalance(state: SpeedState) -> Answer:
     )
 
 
-def correlation(one: Sequence[float], other: Sequence[float]) -> float:
+def correlation(column: Sequence[float], other: Sequence[float]) -> float:
     """Return Pearson's correlation, or 0 if one of the columns is constant."""
-    a, b = mean(one), mean(other)
-    spread = sum((x - a) ** 2 for x in one) * sum((y - b) ** 2 for y in other)
-    return sum((x - a) * (y - b) for x, y in zip(one, other, strict=True)) / spread**0.5 if spread else 0.0
+    a, b = mean(column), mean(other)
+    spread = sum((x - a) ** 2 for x in column) * sum((y - b) ** 2 for y in other)
+    return sum((x - a) * (y - b) for x, y in zip(column, other, strict=True)) / spread**0.5 if spread else 0.0
 
 
 def _sums(rank: RankSteps, parts: Sequence[str]) -> list[float]:
@@ -148,23 +148,23 @@ def _find_stalls(steps: JobSteps, total_ms: float) -> _Stalls | None:
     if not MIN_STALLS <= len(slow) <= MOST_SLOW * len(walls) or max(longer) > LARGEST * sum(longer):
         return None
     beyond: dict[int, list[float]] = {}
-    for rank, one in steps.ranks.items():
-        busy, model, backward = _sums(one, BUSY_PARTS), _sums(one, MODEL_PARTS), one.parts_ms["backward"]
+    for rank, timing in steps.ranks.items():
+        busy, model, backward = _sums(timing, BUSY_PARTS), _sums(timing, MODEL_PARTS), timing.parts_ms["backward"]
         usual_busy, usual_model, usual_backward = median(busy), median(model), median(backward)
         slower = [max(0.0, own / usual_backward - 1) if usual_backward else 0.0 for own in backward]
         rows = zip(busy, slower, strict=True)
         beyond[rank] = [max(0.0, own - usual_busy - more * usual_model) for own, more in rows]
-    usual_data = {rank: median(one.parts_ms["data"]) for rank, one in steps.ranks.items()}
+    usual_data = {rank: median(timing.parts_ms["data"]) for rank, timing in steps.ranks.items()}
     lost: dict[int, float] = {}
     for i in slow:
         rank = steps.critical[i]
         waits = [steps.waits_ms[other][i] for other in steps.ranks if other != rank]
         lost[rank] = lost.get(rank, 0.0) + min(median(waits) if waits else 0.0, beyond[rank][i])
-    data = [min(one.parts_ms["data"][i] - usual_data[rank] for rank, one in steps.ranks.items()) for i in slow]
+    data = [min(timing.parts_ms["data"][i] - usual_data[rank] for rank, timing in steps.ranks.items()) for i in slow]
     return _Stalls(
         steps=steps, places=slow, usual_ms=usual_ms, lost_ms=lost, total_ms=total_ms,
         alike_ms=sum(min(values[i] for values in beyond.values()) for i in slow),
-        alike_data_ms=sum(max(0.0, one) for one in data),
+        alike_data_ms=sum(max(0.0, time_ms) for time_ms in data),
         collected_ms=sum(steps.on_critical("gc")[i] for i in slow),
     )  # fmt: skip
 
@@ -188,7 +188,7 @@ def check_rank_work(state: SpeedState) -> Answer:
     parts = stalls.steps.ranks[rank].parts_ms
     more_ms = {part: mean([parts[part][i] for i in stalls.places]) - median(parts[part]) for part in BUSY_PARTS}
     part = max(more_ms, key=lambda name: more_ms[name])
-    others = [one for one in state.ranks if one.rank != rank]
+    others = [peer for peer in state.ranks if peer.rank != rank]
     lines = host_lines(state.rank(rank), others, MODEL_PHASES.get(part, HOST_PHASES))
     return found(
         confidence=Confidence.HIGH if lines else Confidence.MEDIUM,
@@ -237,7 +237,7 @@ def _at(lines: Sequence[Frame]) -> str:
 @rule("DD810", "gc-pauses", Severity.WARNING, "Python's garbage collector takes a large part of the step")
 def check_collections(state: SpeedState) -> Answer:
     """Report ranks on which garbage collection takes a large part of the time."""
-    lost = {rank: mean(one.parts_ms["gc"]) for rank, one in state.steps.ranks.items()}
+    lost = {rank: mean(timing.parts_ms["gc"]) for rank, timing in state.steps.ranks.items()}
     critical_ms = mean(state.steps.on_critical("gc"))
     share = state.share(critical_ms)
     seen = f"collections take {state.of_step(critical_ms)} on the critical rank"
@@ -268,7 +268,7 @@ def check_threads(state: SpeedState) -> Answer:
         return skipped("threads and cores were not recorded")
     blamed = []
     for rank, about, _ in rows:
-        local = [(other, time) for one, other, time in rows if one.host == rank.host]
+        local = [(other, time) for peer, other, time in rows if peer.host == rank.host]
         # How long each thread beside the main thread waits for a core.
         waits = [
             time.others_queued_ms / (min(other.threads - 1, MOST_COUNTED) * time.elapsed_ms) if time.elapsed_ms else 0.0
@@ -326,7 +326,7 @@ def check_host(state: SpeedState) -> Answer:
         host, device = (
             [median(column[phase]) for phase in ("forward", "backward")] for column in (steps.host_ms, steps.device_ms)
         )
-        follows &= not median(late) and all(one >= PACE * other for one, other in zip(host, device, strict=True))
+        follows &= not median(late) and all(cpu_ms >= PACE * other for cpu_ms, other in zip(host, device, strict=True))
         sums_ms.append((sum(host), sum(device)))
     host_ms, device_ms = (median(column) for column in zip(*sums_ms, strict=True))
     share = state.share(device_ms)

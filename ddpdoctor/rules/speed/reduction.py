@@ -243,7 +243,7 @@ def best_cap(
     predictions = [(cap, predict_cap(gradients, networks, cap)) for cap in caps_bytes]
     most_ms = max(mid_ms for _, (_, mid_ms, _) in predictions)
     good = [prediction for prediction in predictions if prediction[1][1] >= most_ms - NEARLY * gradients.end_ms]
-    return min(good, key=lambda one: abs(log(one[0] / DEFAULT_BYTES)))
+    return min(good, key=lambda cap: abs(log(cap[0] / DEFAULT_BYTES)))
 
 
 def contention(ranks: Iterable[Rank]) -> str:
@@ -271,18 +271,10 @@ def ring_factor(ranks: int) -> float:
     return 2 * (ranks - 1) / ranks
 
 
-def ring_cost(network: ReductionCost, measured: int, ranks: int) -> ReductionCost:
-    """Return the cost of a bucket on a ring of more ranks: more hops, and slightly more bytes on each."""
-    return ReductionCost(
-        latency_ms=network.latency_ms * (ranks - 1) / (measured - 1),
-        bytes_per_ms=network.bytes_per_ms * ring_factor(measured) / ring_factor(ranks),
-    )
-
-
-def tree_cost(network: ReductionCost, measured: int, ranks: int) -> ReductionCost:
-    """Return the cost of a bucket on a tree. The measured job is assumed to be a ring."""
+def larger_costs(network: ReductionCost, measured: int, ranks: int) -> tuple[ReductionCost, ReductionCost]:
+    """Return the cost of a bucket on a ring and on a tree of more ranks. The measured job is assumed to be a ring."""
+    sent = network.bytes_per_ms * ring_factor(measured)
     hop_ms = network.latency_ms / (2 * (measured - 1))
-    return ReductionCost(
-        latency_ms=2 * ceil(log2(ranks)) * hop_ms,
-        bytes_per_ms=network.bytes_per_ms * ring_factor(measured) / TREE_BYTES,
-    )
+    ring_ms = network.latency_ms * (ranks - 1) / (measured - 1)
+    ring = ReductionCost(latency_ms=ring_ms, bytes_per_ms=sent / ring_factor(ranks))
+    return ring, ReductionCost(latency_ms=2 * ceil(log2(ranks)) * hop_ms, bytes_per_ms=sent / TREE_BYTES)

@@ -161,7 +161,7 @@ class SpeedState:
     def knob(self, setting: str, **values: object) -> str:
         """Return how to change a setting in the framework in use."""
         known = [rank.speed.surroundings for rank in self.ranks if rank.speed is not None]
-        loaded = {name for one in known if one is not None for name in one.frameworks}
+        loaded = {name for context in known if context is not None for name in context.frameworks}
         return knob_of(KNOBS[setting], loaded).format(**values)
 
     def places(self, find: Callable[[Rank], Frame | None]) -> tuple[Place, ...]:
@@ -300,8 +300,8 @@ def _side_by_side(
     """Return steps with the time that each rank waits for others: what it spends beyond the transfer."""
     least = tuple(map(sum, zip(*(transfer[part] for part in SHARED_PARTS), strict=True)))
     waits = {}
-    for rank, one in ranks.items():
-        spent = map(sum, zip(*(one.parts_ms[part] for part in SHARED_PARTS), strict=True))
+    for rank, timing in ranks.items():
+        spent = map(sum, zip(*(timing.parts_ms[part] for part in SHARED_PARTS), strict=True))
         waits[rank] = tuple(own - shortest for own, shortest in zip(spent, least, strict=True))
     order = list(waits)
     return JobSteps(
@@ -325,7 +325,7 @@ def make_budget(steps: JobSteps, speeds: Mapping[int, Speed], *, is_device: bool
         on_critical = [columns_ms[rank][i] for i, rank in enumerate(steps.critical)]
         return PhaseRow(
             phase=phase, critical_ms=mean(on_critical), median_ms=median(means.values()), worst_ms=means[worst],
-            worst_rank=worst, blocks_ms=_blocks(on_critical),
+            worst_rank=worst, blocks_ms=_blocks(on_critical), ranks_ms=tuple(means.values()),
         )  # fmt: skip
 
     ranks, walls = steps.ranks, steps.walls_ms
@@ -336,7 +336,7 @@ def make_budget(steps: JobSteps, speeds: Mapping[int, Speed], *, is_device: bool
     own = (speed.totals["own"].sum_ms / speed.count for speed in looked)
     return Budget(
         phases=(
-            *(row(NAMES[part], {rank: one.parts_ms[part] for rank, one in ranks.items()}) for part in BUSY_PARTS),
+            *(row(NAMES[part], {rank: timing.parts_ms[part] for rank, timing in ranks.items()}) for part in BUSY_PARTS),
             *(row(NAMES[part], dict.fromkeys(ranks, transfer)) for part, transfer in steps.transfer_ms.items()),
             row(WAITING, steps.waits_ms),
         ),
@@ -349,6 +349,7 @@ def make_budget(steps: JobSteps, speeds: Mapping[int, Speed], *, is_device: bool
         own_ms=max(own, default=0.0),
         is_device=is_device,
         blocks_ms=_blocks(walls),
+        ranks=tuple(ranks),
     )
 
 
@@ -413,7 +414,7 @@ def host_lines(rank: Rank, others: Iterable[Rank] = (), phases: Collection[Phase
 
     compared = [samples(other) for other in others]
     own = samples(rank)
-    beyond = {line: times - sum(one[line] for one in compared) / max(1, len(compared)) for line, times in own.items()}
+    beyond = {line: times - sum(peer[line] for peer in compared) / max(1, len(compared)) for line, times in own.items()}
     most = max(beyond.values(), default=0.0)
     often = [line for line, times in beyond.items() if times > 0 and times >= OFTEN * most]
     often.sort(key=lambda line: (not line[1], -beyond[line]))

@@ -254,9 +254,9 @@ def plan_restarts(
             refused.append((name, "unknown number of cores"))
             continue
         # If the ranks differ, the ones with most threads count, and the host with most ranks.
-        present = max(one.threads for _, one in around)
+        present = max(context.threads for _, context in around)
         most = max(Counter(host for host, _ in around).values())
-        share = max(1, min(one.cores for _, one in around) // most)
+        share = max(1, min(context.cores for _, context in around) // most)
         if present != share:
             values.append(f"{THREADS}={share}")
         else:
@@ -304,8 +304,8 @@ def conclude(
     Each is compared with its own base. ``where`` is the line where the DDP model is built, ``loaders_at`` the line that
     takes batches from a loader.
     """
-    tried = [_rows(trial, predictions) for trial in trials]
-    noise = max((one for one, _ in tried), key=spread_of)
+    tried = [_trial_rows(trial, predictions) for trial in trials]
+    noise = max((ratio for ratio, _ in tried), key=spread_of)
     rows = [row for _, own in tried for row in own]
     gains = [row for row in rows if row.is_gain and name_of(row.setting) != UNREDUCED]
     usable = [row for row in gains if name_of(row.setting) not in REFUSED_FOR_TRAINING]
@@ -344,7 +344,7 @@ def _ratio(row: TriedSetting) -> float:
     return row.measured.ratio if row.measured is not None else 1.0
 
 
-def _rows(trial: TrialRecord, predictions: Mapping[str, RatioRange]) -> tuple[RatioRange, list[TriedSetting]]:
+def _trial_rows(trial: TrialRecord, predictions: Mapping[str, RatioRange]) -> tuple[RatioRange, list[TriedSetting]]:
     """Return the noise, and the rows in the order of the table."""
     times, refused = _step_times(trial), dict(trial.refused)
     noise = _effect(times, AGAIN)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ddpdoctor.model import trial as trials
 from ddpdoctor.model.consistency import NonFinite, Origin
+from ddpdoctor.model.steps import LineSeen, Phase
 from ddpdoctor.model.trial import GradientErrors, OneProcess, Participant, ReferenceStep, Trial, TrialSettings
 from ddpdoctor.rules.consistency import reference
 from tests.golden import table
@@ -16,6 +17,7 @@ from tests.rules.consistency.build import job, stream
 
 
 check_local_gradients = asking("nonfinite-grad")
+judge_separate = asking("not-distributed")
 
 
 def seen(step=5, **more):
@@ -50,6 +52,19 @@ def unread(**more):
 
 ROUNDING = 1e-7
 check_reference, check_repeat = asking("reference-gradient"), asking("not-repeatable")
+
+
+def alone(ranks=2, steps=100, joined=(), unrecorded=(), line=None, world=None):
+    """Ranks of one launch that train, of which only ``joined`` have called init_process_group."""
+    worker = LineSeen(frame=build.line(7), phase=Phase.BEFORE, times=90, in_child=True)
+    seen = (worker, LineSeen(frame=build.line(line), phase=Phase.BEFORE, times=80, in_child=False)) if line else ()
+    members = [
+        build.ended(
+            rank, ranks, steps=steps, initialized=rank in joined, recorded=rank not in unrecorded, lines_seen=seen
+        )
+        for rank in range(ranks)
+    ]
+    return replace(build.job(*members, ended=True, launcher_status=0), world_size=world or ranks)
 
 
 def errors(name="0.weight", **changes):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import resource
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +19,11 @@ from ddpdoctor.cli.wrap import prepare
 from ddpdoctor.diagnose.report import make_report
 from ddpdoctor.launch import placement
 from ddpdoctor.launch.command_line import SplitCommand, split_command
+from ddpdoctor.launch.session import JobOutcome
 from ddpdoctor.launch.starting import MIN_FILES, choose_debug_level, debug_environment, notes_of
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.facts import JobEnd
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity
 from ddpdoctor.report.formats import render_json
 from ddpdoctor.rules.speed.comparing import settings_of
@@ -32,6 +36,7 @@ from tests.synthetic import Job, write_folder
 
 CASES = Cases(__name__)
 test_kept = CASES.test()
+RUNS = Path(__file__).parents[2] / "data" / "runs"
 
 
 # `report --compare` says what changed between two runs, and why two runs cannot be compared.
@@ -286,6 +291,27 @@ def test_a_page_goes_where_its_report_goes_and_is_withdrawn_with_it(prepared, tm
     reports.withdraw(Judgment(findings=(), checks=(), certain=False))
     assert not page.exists()
     assert not options.report_file.exists()
+
+
+def test_what_was_printed_while_the_job_ran_is_taken_back_if_the_end_does_not_have_it(prepared, tmp_path, capsys):
+    with tarfile.open(RUNS / "drift.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    options = prepared(None)
+    drift = finding("DD501", "param-drift")
+    end = JobEnd(hung=False, interrupted=False, exit_status=0, started_at="", ended_at="")
+    nothing = Judgment(findings=(), checks=(), certain=False)
+    ended = JobOutcome(folder=tmp_path, run_dir=tmp_path, judgment=nothing, end=end, failure=None)
+    for found, taken_back in (((drift,), 0), ((), 1)):
+        reports = JobReports(options=options, make=lambda _, found=found: small_report(*found), goes_on="")
+        for said in (frozenset(), frozenset({"DD501"})):  # a line for a code, once
+            reports.report_replicas(tmp_path / "drift", said)
+        live = capsys.readouterr().err
+        assert live.startswith("ddpdoctor: interim: DD501 param-drift, rank")
+        assert live.endswith("; training continues, and the report at the end is final\n")
+        assert live.count("ddpdoctor: ") == 1
+        reports.show(ended)
+        final = re.findall(r"ddpdoctor: final: DD501 param-drift, .* does not hold at the end", capsys.readouterr().err)
+        assert len(final) == taken_back
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_the_run_folder_is_made(prepared, tmp_path):

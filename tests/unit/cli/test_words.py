@@ -18,6 +18,7 @@ from ddpdoctor.cli.demo import FAULTS, describe, read_script
 from ddpdoctor.cli.mcp import answer
 from ddpdoctor.cli.output import LiveText, ShownProgress, has_color, read_width, say, write
 from ddpdoctor.cli.running import after_the_job
+from ddpdoctor.cli.verbs import read_command_line
 from ddpdoctor.launch.session import JobOutcome
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import JobEnd, Logger
@@ -225,6 +226,24 @@ def test_other_ranks_and_streams_show_nothing_and_nobody_does_after_it_was_stopp
         progress.stop()
         progress.show("all_reduce", 0.5, 3.0)
     assert (read(), pipe.getvalue()) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "rank", "is_shown"),
+    [("check-env shm", None, True), ("check-env shm", "1", False), ("explain DD601", None, False),
+     ("check-consistency", None, False), ("check-consistency", "0", True)],
+)  # fmt: skip
+def test_a_slow_command_says_what_it_does_until_its_first_output(terminal, monkeypatch, words, rank, is_shown):
+    """Of several ranks the first does, and not the process that starts them."""
+    stream, read = terminal
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr("sys.stderr", stream)
+    read_command_line(words.split())
+    say(stream, "done")
+    before, _, after = read().partition("ddpdoctor: done")
+    assert (f"ddpdoctor {words.split()[0]}: " in before, "\x1b[2K" in before, after.strip()) == (is_shown, is_shown, "")
 
 
 # Values as people type them.

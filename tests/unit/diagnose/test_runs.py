@@ -95,8 +95,10 @@ def status_of(watched: dict[str, Any]) -> tuple[str, int | None]:
     with TemporaryDirectory() as place:
         folder = folder_of(Path(place), "healthy", world=2)
         change(folder / "watch.json", **watched)
-        job = rebuild_report(folder).job
+        report = rebuild_report(folder)
+    job = report.job
     assert job is not None
+    assert report.data["run"]["backend"] == "gloo"
     return job.status.value, job.exit_status
 
 

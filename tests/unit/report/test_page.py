@@ -8,7 +8,9 @@ from typing import get_args
 import pytest
 
 from ddpdoctor.cli.output import render
-from ddpdoctor.model.findings import Check, Outcome, Place, Severity
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.consistency import Consistency, What
+from ddpdoctor.model.findings import Check, Outcome, Place, RankRow, Severity
 from ddpdoctor.model.pictures import RankWaits, SpanKind, WaitingRanks
 from ddpdoctor.report import blocks
 from ddpdoctor.report.blocks import (
@@ -43,9 +45,10 @@ from ddpdoctor.report.html.page import (
     timeline_data,
 )
 from ddpdoctor.report.text import TextPage, add_blocks, render_text
-from tests import pages
+from tests import benches, pages
 from tests.golden import Cases, table
 from tests.pictures import report as small_report
+from tests.rules.consistency.build import difference, stream
 
 CASES = Cases(__name__)
 test_kept = CASES.test()
@@ -134,9 +137,11 @@ def test_every_kind_of_block_is_drawn():
 
 
 def page_of(monkeypatch, content=None, **changes):
+    """The page of a stuck job. Changes are fields of its report, or data."""
     monkeypatch.setitem(blocks.BUILDERS, "pictures", f"{__name__}:made")
     made.content = content or pages.content()
-    return render_html(replace(pages.report({"pictures": {}}), **changes))
+    data = {name: changes.pop(name) for name in ("run", "steps", "consistency") if name in changes}
+    return render_html(replace(pages.report({"pictures": {}, **data}), **changes))
 
 
 def made(report):
@@ -145,18 +150,20 @@ def made(report):
 
 
 def test_parts_support_the_verdict_first_and_titles_are_said_once():
-    before, behind = list_parts(pages.content())
+    content = pages.content()
+    before, behind = list_parts(content, content.pictures)
     assert [part["title"] for part in before] == [
-        "Where the ranks are", "Timeline", "Who waits for whom", "Source", "Stacks", "Replicas by tensor",
-        "Bandwidth between ranks, GB/s", "busbw in GB/s over size",
+        "Where the ranks are", "Timeline", "Stacks", "Replicas by tensor", "Bandwidth between ranks, GB/s",
+        "busbw in GB/s over size", "usual step by rank",
     ]  # fmt: skip
+    assert [type(block) for block in before[0]["blocks"]] == [Places, RankWaits]
     assert [part["title"] for part in behind] == ["compared replicas"]
 
 
 def test_what_a_picture_shows_is_not_shown_in_its_small_form_too():
     small = ((Heading(text=pages.heat().title), Text(text="a table")), (pages.SERIES,), (Text(text="kept"),))
     content = Content(headline="", sections=small, draw_pictures=lambda: (pages.heat(), pages.SERIES))
-    before, behind = list_parts(content)
+    before, behind = list_parts(content, content.pictures)
     assert [part["title"] for part in before] == [pages.heat().title, pages.SERIES.title]
     assert [(part["title"], part["blocks"]) for part in behind] == [("Results", (Text(text="kept"),))]
 
@@ -171,6 +178,83 @@ def test_paths_below_the_folder_of_the_code_are_short_but_commands_stay_whole(mo
     assert "<li>it is at train.py:3</li>" in text
     assert f"data-copied>python {file}</p>" in text
     assert '<span class="dim folder">/home/me/project/</span>' in text
+
+
+def facts_of(text):
+    """The strip above the verdict: each name with its value."""
+    strip = re.search(r'<dl class="summary">(.*?)</dl>', text, re.DOTALL)
+    return re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", strip[1]) if strip else []
+
+
+def test_the_strip_above_the_verdict_has_the_facts_of_a_run(monkeypatch):
+    pace = dict.fromkeys(("before_forward_ms", "forward_ms", "between_ms", "backward_ms", "waited_ms"), 1.0)
+    row = RankRow(rank=0, local_rank=0, host="node0", pid=1, state="exit status 0")
+    equal = stream(compared=3)
+    known = {
+        "run": {"torch_version": "2.13.0", "backend": "cpu:gloo,cuda:nccl"},
+        "steps": [{"rank": rank, "step_ms": 50.0, **pace} for rank in (0, 1)],
+        "consistency": encode(Consistency(check_every=1, streams=(equal,))),
+    }
+    hosts = (row, replace(row, rank=1, host="node1"))
+    text = page_of(monkeypatch, **{**known, "ranks": hosts})
+    assert facts_of(text) == [
+        ("Duration", "30 s"), ("Hosts", "node[0, 1]"), ("Ranks", "8"), ("torch", "2.13.0"), ("Backend", "gloo, nccl"),
+        ("Steps/s", "20.0"), ("Replicas", "equal"),
+    ]  # fmt: skip
+    differs = encode(Consistency(check_every=1, streams=(equal, stream(difference(What.PARAMETER)))))
+    assert facts_of(page_of(monkeypatch, consistency=differs))[-1] == ("Replicas", "differ")
+    assert facts_of(page_of(monkeypatch, started_at="?", job=None)) == []
+
+
+def test_a_bench_has_its_facts_in_the_strip():
+    assert facts_of(render_html(benches.everything())) == [
+        ("Duration", "30 s"), ("Hosts", "node[0, 1]"), ("Ranks", "8"), ("torch", "2.13.0"), ("Backend", "nccl"),
+    ]  # fmt: skip
+
+
+def test_the_card_of_the_verdict_has_three_lines_of_its_source_in_color(monkeypatch):
+    text = page_of(monkeypatch)
+    card = text[text.index('id="verdict"') : text.index("<nav")]
+    assert '<code class="break">data.py:112</code>' in card
+    lines = [re.sub("<[^>]*>", "", line) for line in re.findall(r"<td><code>(.*?)</code>", card)]
+    blamed, carets = "        data = fetch(path)  # slow", "        ^^^^^^^^^^^^^^^^^^"
+    assert lines == ["    with lock:", blamed, carets, "    return decode(data)"]
+    assert '<span class="k">with</span>' in card
+    assert text.count('<figure class="source">') == 1
+    no_source = replace(pages.content(), draw_pictures=lambda: (pages.timeline(),))
+    assert '<figure class="source">' not in page_of(monkeypatch, no_source)
+
+
+def test_a_check_with_a_finding_has_the_word_of_the_finding(monkeypatch):
+    """A passed check stays passed, and so does one that passed on another host."""
+    checks = (
+        Check(id="a", code="DD601", outcome=Outcome.FAILED), Check(id="b", code="DD801", outcome=Outcome.FAILED),
+        Check(id="c", code="DD802", outcome=Outcome.PASSED), Check(id="d", code="DD603", outcome=Outcome.PASSED),
+        Check(id="e", code="DD802", outcome=Outcome.PASSED, hosts=("node1",)),
+        Check(id="f", code="DD604", outcome=Outcome.SKIPPED, reason="no crash"),
+    )  # fmt: skip
+    note = replace(pages.OTHERS[1], severity=Severity.INFO)
+    text = page_of(monkeypatch, checks=checks, findings=(pages.STUCK, pages.OTHERS[0], note))
+    text = text[text.index('id="checks-title"') :]
+    rows = re.findall(r'<tr><td><span class="tag (\w+)">(.*?)</span>.*?\n<td class="nowrap">(\w)</td>', text)
+    assert rows == [
+        ("error", "error", "a"), ("warning", "warning", "b"), ("note", "note", "c"), ("good", "passed", "d"),
+        ("good", "passed", "e"), ("skipped", "skipped", "f"),
+    ]  # fmt: skip
+    assert "<p>1 error, 1 warning, 1 note, 2 passed, 1 skipped</p>" in text
+    assert "<details><summary>The 1 that were skipped</summary>" in text
+
+
+def test_findings_are_other_ones_only_beside_a_verdict(monkeypatch):
+    assert "Other findings" in page_of(monkeypatch)
+    assert "Other findings" not in page_of(monkeypatch, verdict=None)
+
+
+def test_options_in_a_fix_are_kept_whole(monkeypatch):
+    verdict = replace(pages.STUCK, fix="raise --hang-timeout, or -n <2> of a well-known a-b, or run `ddpdoctor demo`")
+    text = page_of(monkeypatch, verdict=verdict)
+    option, command = (f'<span class="option">{words}</span>' for words in ("--hang-timeout", "`ddpdoctor demo`"))
+    assert f"data-copied>raise {option}, or -n &lt;2&gt; of a well-known a-b, or run {command}</p>" in text
 
 
 def test_embedded_data_cannot_end_its_element_and_reads_back():

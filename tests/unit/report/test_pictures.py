@@ -29,7 +29,7 @@ from ddpdoctor.model.saved import Checksums, Contents, FileSeen, Form, ReadState
 from ddpdoctor.model.steps import Budget, PhaseRow
 from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep, Trial, TrialSettings
 from ddpdoctor.model.tuning import RatioRange, ScalingKind, ScalingRow, TuneOutcome, TuneResult, TuneVerdict
-from ddpdoctor.report.blocks import linear_level, log_level
+from ddpdoctor.report.blocks import Bars, linear_level, log_level, read_content
 from ddpdoctor.report.formats import draw_tree, render_markdown
 from ddpdoctor.report.lines import clean, format_ranks, wrap
 from ddpdoctor.report.text import render_text
@@ -38,7 +38,7 @@ from ddpdoctor.report.verbs.live import plain_histories, render_history, render_
 from ddpdoctor.report.verbs.trial import reference_pictures
 from tests import benches
 from tests.golden import Cases, table, words
-from tests.pictures import FINISHED, finding, only, pictures, report
+from tests.pictures import FINISHED, finding, only, pictures, report  # noqa: F401 - of the rows
 from tests.rules.consistency import test_files as files  # noqa: F401 - of the rows
 from tests.rules.consistency.build import difference, stream
 from tests.rules.rendezvous.build import column, healthy, pair, with_pairs
@@ -155,9 +155,12 @@ def the_bench_shows_curves_with_the_reference_and_matrices_with_figures():
 
 
 BUDGET = Budget(
-    wall_ms=100.0, steps=90, count=100, communication_share=0.1, waiting_share=0.1,
-    phases=(PhaseRow(phase="forward", critical_ms=50.0, median_ms=25.0, worst_ms=50.0, worst_rank=3),
-            PhaseRow(phase="loss", critical_ms=0.01, median_ms=0.0, worst_ms=0.0, worst_rank=0)),
+    wall_ms=100.0, steps=90, count=100, communication_share=0.1, waiting_share=0.1, ranks=(0, 1),
+    phases=(PhaseRow(phase="forward", critical_ms=50.0, median_ms=25.0, worst_ms=50.0, worst_rank=0,
+                     ranks_ms=(50.0, 20.0)),
+            PhaseRow(phase="waiting for ranks", critical_ms=0.0, median_ms=15.0, worst_ms=30.0, worst_rank=1,
+                     ranks_ms=(0.0, 30.0)),
+            PhaseRow(phase="loss", critical_ms=0.01, median_ms=0.0, worst_ms=0.0, worst_rank=0, ranks_ms=(0.0, 0.0))),
 )  # fmt: skip
 
 
@@ -166,23 +169,38 @@ def pace(rank, step_ms=100.0, waited_ms=10.0):
     return {"rank": rank, "steps": 90, "end_with": "optimizer", "step_ms": step_ms, "waited_ms": waited_ms} | busy
 
 
+def bars(one):
+    """The bars of a report, in its pictures and in its sections."""
+    content = read_content(one)
+    blocks = [*content.pictures, *(block for section in content.sections for block in section)]
+    return [block for block in blocks if isinstance(block, Bars)]
+
+
 @CASES
-def speed_shows_phases_on_the_critical_median_and_worst_rank_and_on_each_rank():
-    """Without --speed, only a straggler makes the ranks worth a picture."""
+def speed_is_a_bar_for_each_rank_if_it_is_asked_for_or_a_rank_is_slow():
+    """A report of an older version, and a job without a budget, have the medians of each rank."""
     slow = finding("DD610", "straggler", Severity.WARNING, ranks=(1,))
     steps = [pace(1, waited_ms=0.0), pace(0, waited_ms=20.0), pace(2) | {"step_ms": "x"}, pace("0"), 5]
-    asked, quiet = ({"asked": one, "budget": encode(BUDGET)} for one in (True, False))
-    return [pictures(report(slow, job=FINISHED, speed=asked, steps=steps)), *(
-        [one.title for one in pictures(report(*found, job=FINISHED, speed=quiet, steps=steps))]
-        for found in ((slow,), ())
-    )]  # fmt: skip
+    asked, quiet, older = (
+        {"asked": one, "budget": encode(budget)}
+        for one, budget in ((True, BUDGET), (False, BUDGET), (True, replace(BUDGET, ranks=())))
+    )
+    return {
+        "asked": bars(report(slow, job=FINISHED, speed=asked, steps=steps)),
+        "slow": bars(report(slow, job=FINISHED, speed=quiet, steps=steps)),
+        "neither": bars(report(job=FINISHED, speed=quiet, steps=steps)),
+        "hung": bars(report(slow, job=HUNG, speed=quiet, steps=steps)),
+        "older": bars(report(slow, job=FINISHED, speed=older, steps=steps)),
+        "without a budget": bars(report(slow, job=FINISHED, speed={"asked": True, "reason": "too few"}, steps=steps)),
+    }
 
 
 @CASES
-def of_many_ranks_those_are_shown_that_compute_for_longest_and_equal_ones_share_a_column():
-    steps = [pace(rank, waited_ms=0.0 if rank == 69 else 10.0) for rank in range(70)]
-    slow = finding("DD610", "straggler", Severity.WARNING, ranks=(69,))
-    return at_ends(only(report(slow, job=FINISHED, speed={}, steps=steps)))
+def of_many_ranks_the_named_and_the_busiest_have_a_bar():
+    steps = [pace(rank, waited_ms=10.0 if rank in {3, 69} else 20.0) for rank in range(70)]
+    slow = finding("DD610", "straggler", Severity.WARNING, ranks=(68,))
+    (only_one,) = bars(report(slow, job=FINISHED, speed={}, steps=steps))
+    return {"ranks": [name for name, _, _ in only_one.rows], "legend": only_one.legend}
 
 
 # The report of check-rendezvous as text: who came, the store, and the matrix.

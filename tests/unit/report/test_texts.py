@@ -34,6 +34,9 @@ from ddpdoctor.model.findings import (
     RankRow,
     Severity,
 )
+from ddpdoctor.model.pictures import SourceExcerpt
+from ddpdoctor.model.steps import Budget, PhaseRow
+from ddpdoctor.model.tuning import PredictedStep
 from ddpdoctor.model.words import format_about, format_age, format_memory, format_rate, format_time
 from ddpdoctor.report.bandwidth import measured
 from ddpdoctor.report.bandwidth.content import render_nccl_tests
@@ -169,10 +172,65 @@ def test_a_long_path_keeps_its_line_number(width):
 def test_colors_change_nothing_but_colors_and_the_environment_has_no_say(monkeypatch):
     plain, colored = draw_job(report(), width=80), draw_job(report(), width=80, color=True)
     assert "\x1b[1;31m" in colored
-    assert re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
+    assert without_styles(colored) == plain
     for name, value in {"FORCE_COLOR": "1", "COLUMNS": "20", "TERM": "dumb", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
     assert draw_job(report(), width=80) == plain
+
+
+def without_styles(text):
+    return re.sub(r"\x1b\[[\d;]*m|\x1b\]8;[^\x1b]*\x1b\\", "", text)
+
+
+def test_a_terminal_opens_a_line_of_the_job_and_no_line_of_logs_from_elsewhere():
+    """What is linked is the whole place: a file below the folder is shown without it, and line 6 is not in line 61."""
+    spaced = replace(STUCK, where=(place(3, 6, file="/home/me/proj/my train.py"),))
+    job = report(verdict=spaced, rows=ROWS[:1])
+    links = re.findall(r"\x1b\]8;id=\d+;([^\x1b]+)\x1b\\(?:\x1b\[[\d;]*m)?([^\x1b]+)", draw_job(job, color=True))
+    assert links == [
+        ("file:///home/me/proj/train.py", "train.py:61"), ("file:///home/me/proj/my%20train.py", "my train.py:6"),
+    ]  # fmt: skip
+    for other in (
+        replace(job, job=None),
+        report(verdict=replace(STUCK, where=(place(3, 6, file="train.py"),)), rows=()),
+    ):
+        assert "\x1b]8" not in draw_job(other, color=True)
+    assert "\x1b]8" not in draw_job(job, width=80)
+
+
+LINES = ("    def fetch():", "        reply = dist.recv(buffer(9), src=0)  # " + "long " * 20, "        return reply")
+
+
+def framed(*lines, blamed=33, first=32, file=TRAIN, summary="Rank 3 waits in recv.", **more):
+    source = SourceExcerpt(file=file, first=first, lines=lines, blamed=blamed)
+    one = report(verdict=replace(STUCK, summary=summary, evidence=()), rows=(), **more)
+    return replace(one, data={"source": encode(source)})
+
+
+@CASES
+def a_verdict_has_its_line_below_it_with_a_mark_under_the_call():
+    """The call that the verdict names, or the only one, else the first character. No frame without the line."""
+
+    def frame(one, width=None):
+        return draw_job(one, width=width).partition("where   ")[2].partition("  to do")[0]
+
+    calls = (
+        "x = a.b(1) + c(2)",
+        "while(pending): pass",
+        "loss.sum().backward()",
+        "  if (x):  # f",
+        "raise Broken()",
+        "",
+    )
+    drawn = {"80": frame(framed(*LINES), 80), "a pipe": frame(framed(*LINES)), "40": frame(framed(*LINES), 40)}
+    drawn |= {call: frame(framed(call, first=33, summary="backward")) for call in calls}
+    drawn["a word of the verdict"] = frame(framed("model(x).mean(); optimizer.step()", first=33, summary="in step 11"))
+    drawn["wide letters"] = frame(framed('x["\u91cd"] = f(1)', first=33))
+    drawn["a tab and an escape"] = frame(framed("\tf(\x1b[31m)", first=33))
+    drawn["another line"] = frame(framed(*LINES, blamed=34))
+    drawn["another file"] = frame(framed(*LINES, file="/home/me/other.py"))
+    drawn["damaged"] = frame(framed(*LINES, first=90))
+    return drawn
 
 
 # The report of check-env.
@@ -214,6 +272,7 @@ def a_checkup_in_each_form():
         "text": draw_checkup(checkup()),
         "text, verbose": draw_checkup(checkup(), verbose=True),
         "nothing wrong": draw_checkup(checkup(findings=(), checks=CHECKS[3:4])),
+        "not all told": draw_checkup(checkup(findings=(), checks=(*CHECKS[3:], CHECKS[5], CRASHED)), color=True),
         "two hosts": draw_checkup(checkup(hosts=("node0", "node1"), world_size=16)),
         "a long command at 80": draw_checkup(checkup((replace(ERROR, fix=fix),)), width=80),
         "Markdown": render_markdown(checkup()),
@@ -328,6 +387,84 @@ def beside(one, **more):
     """Return the lines of a bench that the results of a healthy one have not."""
     common = set(draw(benches.report()).splitlines()[3:])
     return "\n".join(line for line in draw(one, **more).splitlines() if line not in common)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "words"),
+    [
+        (JobStatus.HUNG, "crash", "hung after the crash, 5 ranks, exit status 1"),
+        (JobStatus.INTERRUPTED, "crash", "interrupted after the crash, 5 ranks, exit status 1"),
+        (JobStatus.FAILED, "crash", "failed, 5 ranks, exit status 1"),
+        (JobStatus.HUNG, "stuck", "hung, 5 ranks, exit status 1"),
+    ],
+)
+def test_how_a_job_ended_does_not_hide_that_it_crashed_first(status, kind, words):
+    one = report(status, replace(STUCK, kind=kind, summary="Rank 3 raised KeyError."), exit_status=1)
+    assert draw_job(one).startswith(f"ddpdoctor: Rank 3 raised KeyError.\n  {words}; report in")
+
+
+AMBER = "\x1b[1;33mddpdoctor: "
+NO_PLATEAU = benches.curve(
+    plateau_gb_s=None, assessment=Assessment.NO_REFERENCE, verdict="1.35 GB/s at 8 MiB, no plateau."
+)  # fmt: skip
+NOISE = benches.curve(assessment=Assessment.NOISY)
+TOO_SHORT = replace(benches.LEFT_OUT, reason="the budget of 2 s is too short")
+
+
+@pytest.mark.parametrize(
+    ("seen", "first_line"),
+    [
+        (benches.report(curves=(NO_PLATEAU,), left_out=(TOO_SHORT,)), "no full bandwidth was measured: {left_out}"),
+        (benches.report(curves=(NO_PLATEAU,)), "no full bandwidth was measured: 1.35 GB/s at 8 MiB, no plateau"),
+        (benches.report(rows=(), curves=(), left_out=(TOO_SHORT,)), "nothing was measured: {left_out}"),
+        (benches.report(curves=(NOISE,)), "no full bandwidth was measured: {noisy}"),
+        (benches.report(curves=(benches.curve(assessment=Assessment.NO_REFERENCE),), left_out=(TOO_SHORT,)), ""),
+        (benches.report(curves=(benches.latency_curve(),)), ""),
+        (benches.report(rows=(), curves=(), pairs=benches.pair_matrix()), ""),
+        (benches.one_rank(), ""),
+    ],
+)  # fmt: skip
+def test_a_bench_that_measured_no_full_bandwidth_is_a_warning_and_says_what_was_left_out(seen, first_line):
+    """Not one that was not meant to: of latencies, of pairs, of one rank."""
+    drawn = draw(seen, color=True)
+    left_out = "all_reduce float32, 2 sizes from 4 GiB to 16 GiB: the budget of 2 s is too short"
+    said = first_line.format(left_out=left_out, noisy=NOISE.verdict.removesuffix("."))
+    assert drawn.startswith(f"{AMBER}{said}\x1b[0m") if said else not drawn.startswith(AMBER)
+
+
+def paced(communication=0.05, waiting=0.02, loading=0.0, *, asked=True, reason="", **changes):
+    """A job whose ranks train so, and what a prediction is refused for."""
+    phase = PhaseRow(phase="data loading", critical_ms=loading, median_ms=loading, worst_ms=loading, worst_rank=0)
+    budget = Budget(
+        phases=(phase,), wall_ms=1.0, steps=9, count=9, communication_share=communication, waiting_share=waiting
+    )  # fmt: skip
+    refused = [encode(PredictedStep(setting="bucket_cap=1048576", change="buckets", reason=reason))]
+    data = {"speed": {"asked": asked, "budget": encode(budget), "predictions": refused if reason else []}}
+    return replace(FINISHED, data=data, **changes)
+
+
+QUEUED = "rank 0 waited for a core for 45% of the time"
+
+
+@pytest.mark.parametrize(
+    ("seen", "first_line", "is_amber"),
+    [
+        (paced(0.6, 0.16), "communication takes 60% of a step, {most}; scaling efficiency is at most 24%", True),
+        (paced(0.15, 0.16), "waiting for slower ranks takes 16% of a step, {most}; {bound} 69%", True),
+        (paced(0.3, 0.2, reason=QUEUED), f"the cores are contended: {QUEUED}; {{bound}} 50%", True),
+        (paced(0.15, 0.14), "no problem found; communication takes 15% of a step, {most}", False),
+        (paced(loading=0.4), "no problem found; data loading takes 40% of a step, {most}", False),
+        (paced(reason=QUEUED), f"no problem found, but the cores are contended: {QUEUED}", False),
+        (paced(0.04), "no problem found; less than 5% of a step could be won back", False),
+        (paced(0.6, asked=False), "no problem found", False),
+        (paced(0.6, verdict=SLOW, findings=(SLOW,)), "Rank 2 was slow.", True),
+    ],
+)  # fmt: skip
+def test_the_speed_of_a_job_is_headed_by_what_could_be_won_back(seen, first_line, is_amber):
+    """It is a warning where the efficiency is below 70 %. A verdict comes first; and who did not ask is not told."""
+    most, bound = "the largest part that could be won back", "scaling efficiency is at most"
+    assert draw_job(seen).startswith(f"ddpdoctor: {first_line.format(most=most, bound=bound)}\n")
+    assert draw_job(seen, color=True).startswith(AMBER) is is_amber
 
 
 @CASES

@@ -149,8 +149,9 @@ def steps_and_runs_that_are_compared():
     }  # fmt: skip
 
 
-def test_parameters_without_values_yet_are_left_out():
+def test_parameters_without_values_yet_have_no_digest_and_no_shape():
     assert digest_rows(model_rows(nn.LazyLinear(3), What.PARAMETER)) == ()
+    assert [tensor.shape for tensor in see_model(nn.LazyLinear(3), "0").tensors] == [None, None]
     assert describe_built([(), ()]) == ""
 
 
