@@ -94,4 +94,5 @@ def setup(app: Sphinx) -> None:
     """Tell Sphinx to call these functions for each page, and at the end."""
     app.connect("source-read", add_toctrees)
     app.connect("source-read", add_reports)
+    app.connect("env-get-outdated", lambda *_: ["gallery"])  # its reports follow the program, not only its source
     app.connect("build-finished", write_files)
