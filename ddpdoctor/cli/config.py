@@ -433,15 +433,15 @@ def _draw_text(shown: list[ShownOption], config: Config, left_out: list[Note]) -
         lines.append(f"  {clean(str(path))}{state}")
     lines += [f"  {clean(str(note))}" for note in left_out]
     heads = ("command", "option", "value", "from")
-    lines += ["", *(_table(heads, shown) if shown else ["No option is set by a file or a variable."])]
+    lines += ["", *(_text_table(heads, shown) if shown else ["No option is set by a file or a variable."])]
     if config.ignored:
         expired = {entry: " (expired)" if entry.is_expired(config.today) else "" for entry in config.ignored}
         rows = [(entry.code, f"{entry.until}{expired[entry]}", entry.reason, entry.source) for entry in config.ignored]
-        lines += ["", *_table(("ignored", "until", "reason", "from"), rows)]
+        lines += ["", *_text_table(("ignored", "until", "reason", "from"), rows)]
     return "\n".join(lines) + "\n"
 
 
-def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _text_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     cells = [heads, *([clean(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -60,14 +60,14 @@ def run(options: Options) -> int:
         say(sys.stderr, "the job continues")
         return ExitStatus.OK
     if not options.watch:
-        write(sys.stdout, _draw(_read_job(run_dir), options))
+        write(sys.stdout, _draw_status(_read_job(run_dir), options))
         return ExitStatus.OK
     # From the second time on, the job has the cores first.
     with contextlib.suppress(KeyboardInterrupt), LiveText(sys.stdout, in_place=options.format == "text") as screen:
         while True:
             began = time.process_time()
             status = _read_job(run_dir)
-            is_read = screen.show(_draw(status, options))
+            is_read = screen.show(_draw_status(status, options))
             if status.state is Liveness.ENDED or not is_read:
                 break
             took_s = time.process_time() - began
@@ -105,7 +105,7 @@ def _read_job(run_dir: Path) -> JobNow:
     return found
 
 
-def _draw(status: JobNow, options: Options) -> str:
+def _draw_status(status: JobNow, options: Options) -> str:
     if options.format == "json":
         from ddpdoctor.model.codec import encode
         from ddpdoctor.report.formats import write_json

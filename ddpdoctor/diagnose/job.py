@@ -319,7 +319,7 @@ def in_words_of(entry: str, judged: Judgment) -> Judgment:
 def build_report(folder: Path, judgment: Judgment, end: JobEnd) -> Report:
     """Return the report of a job that was judged while it ran. Only the ``wrap`` that ran it calls this."""
     saved = read_saved_run(folder)
-    return _build(saved, job_of(saved), judgment, end, reads_source=True)
+    return _build_report(saved, job_of(saved), judgment, end, reads_source=True)
 
 
 def rebuild_report(folder: Path) -> Report:
@@ -340,7 +340,7 @@ def rebuild_report(folder: Path) -> Report:
         was_cut = job.interrupted_by is not None or (status is None and not hung)
         began = saved.own.run.started_at or now()
         end = JobEnd(hung=hung, interrupted=was_cut, exit_status=status_of_job, started_at=began, ended_at=now())
-    return _build(saved, job, judgment, end)
+    return _build_report(saved, job, judgment, end)
 
 
 def running_report(folder: Path, patience_s: float) -> Report:
@@ -352,10 +352,10 @@ def running_report(folder: Path, patience_s: float) -> Report:
     end = JobEnd(hung=False, interrupted=False, exit_status=None, started_at=started_at, ended_at=now())
     pids = [rank.pid for rank in job.ranks if rank.pid is not None]
     own = records_own_job(folder, pids)
-    return _build(saved, job, judge_job(job), end, JobStatus.RUNNING, reads_source=own)
+    return _build_report(saved, job, judge_job(job), end, JobStatus.RUNNING, reads_source=own)
 
 
-def _build(
+def _build_report(
     saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd, status: JobStatus | None = None, *,
     reads_source: bool = False,
 ) -> Report:  # fmt: skip

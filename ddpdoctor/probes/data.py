@@ -402,12 +402,12 @@ def digest_leaves(data: Any) -> tuple[str, ...]:
 def _digest(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor):
         is_constant = bool(leaf.numel() > 1 and (leaf == leaf.flatten()[0]).all())
-        return "" if is_constant else _hash(fingerprints([leaf]), f"{leaf.dtype} {tuple(leaf.shape)}")
+        return "" if is_constant else _keyed_digest(fingerprints([leaf]), f"{leaf.dtype} {tuple(leaf.shape)}")
     if isinstance(leaf, bytes | str | int | float | bool):
-        return _hash(leaf if isinstance(leaf, bytes) else repr(leaf).encode(), type(leaf).__name__)
+        return _keyed_digest(leaf if isinstance(leaf, bytes) else repr(leaf).encode(), type(leaf).__name__)
     as_bytes = getattr(leaf, "tobytes", None)  # NumPy arrays and images have it
-    return _hash(as_bytes(), type(leaf).__name__) if callable(as_bytes) else ""
+    return _keyed_digest(as_bytes(), type(leaf).__name__) if callable(as_bytes) else ""
 
 
-def _hash(content: bytes, kind: str) -> str:
+def _keyed_digest(content: bytes, kind: str) -> str:
     return hashlib.blake2b(content, digest_size=_DIGEST_BYTES, key=kind.encode()[:64]).hexdigest()

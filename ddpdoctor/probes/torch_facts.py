@@ -21,7 +21,7 @@ def main() -> None:
     try:
         import torch
 
-        build = _build(torch)
+        build = _build_facts(torch)
     except BaseException as error:  # noqa: BLE001 - whatever keeps torch from being imported is the fact
         last = "".join(f": {line}" for line in _error_lines(error)[-1:])
         _write_facts(out, {"import_error": f"{type(error).__name__}{last}", "path": _where_torch_is()})
@@ -55,7 +55,7 @@ def _where_torch_is() -> str | None:
     return spec.origin or next(iter(spec.submodule_search_locations or ()), None)
 
 
-def _build(torch: Any) -> dict[str, Any]:
+def _build_facts(torch: Any) -> dict[str, Any]:
     libraries = _mapped("libnccl")
     native = sys.modules.get("torch._C")  # it knows what it was built with, and does not touch a GPU for that
     flags = getattr(native, "_cuda_getArchFlags", None)

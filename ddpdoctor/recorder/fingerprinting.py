@@ -214,12 +214,12 @@ def named_parameters(replica: Any, names: str = "named_parameters") -> List[Tupl
 
 
 def parameter_rows(named: List[Tuple[str, Any]]) -> Rows:
-    return [(_row(fingerprint_file.PARAMETER, *pair), pair[1]) for pair in named]
+    return [(_row_of(fingerprint_file.PARAMETER, *pair), pair[1]) for pair in named]
 
 
 def gradient_rows(named: List[Tuple[str, Any]]) -> Rows:
     trained = [(name, tensor) for name, tensor in named if tensor.requires_grad or tensor.grad is not None]
-    return [(_row(fingerprint_file.GRADIENT, name, tensor), tensor.grad) for name, tensor in trained]
+    return [(_row_of(fingerprint_file.GRADIENT, name, tensor), tensor.grad) for name, tensor in trained]
 
 
 def state_rows(named: List[Tuple[str, Any]], optimizer: Any) -> Rows:
@@ -229,15 +229,15 @@ def state_rows(named: List[Tuple[str, Any]], optimizer: Any) -> Rows:
     states = [(name, optimizer.state.get(tensor)) for name, tensor in named]
     parts = [(name, *item) for name, state in states if isinstance(state, dict) for item in state.items()]
     tensors = [(name, part, value) for name, part, value in parts if isinstance(value, torch.Tensor)]
-    return [(_row(fingerprint_file.STATE, name, value, str(part)), value) for name, part, value in tensors]
+    return [(_row_of(fingerprint_file.STATE, name, value, str(part)), value) for name, part, value in tensors]
 
 
 def buffer_rows(replica: Any) -> Rows:
     """Return the buffers that DDP would broadcast if ``broadcast_buffers`` is on."""
-    return [(_row(fingerprint_file.BUFFER, *pair), pair[1]) for pair in named_parameters(replica, "named_buffers")]
+    return [(_row_of(fingerprint_file.BUFFER, *pair), pair[1]) for pair in named_parameters(replica, "named_buffers")]
 
 
-def _row(what: str, name: str, tensor: Any, part: str = "") -> Row:
+def _row_of(what: str, name: str, tensor: Any, part: str = "") -> Row:
     return what, name, part, tuple(tensor.shape), str(tensor.dtype)[6:]  # without "torch."
 
 

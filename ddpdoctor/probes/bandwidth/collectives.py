@@ -341,7 +341,7 @@ class _Operator:
     def values(self, ranks: torch.Tensor, size: int, places: torch.Tensor) -> torch.Tensor:
         """Return what these ranks of ``size`` contribute at these places."""
         high = self.high(min(size, self.active))
-        return _hash(ranks, places) % (high - self.low + 1) + self.low
+        return _pseudo_random(ranks, places) % (high - self.low + 1) + self.low
 
 
 _OPERATORS = {
@@ -390,7 +390,7 @@ def put_in(case: Case, group: RankGroup, rank: int) -> Pattern:
 
     def make(places: torch.Tensor) -> torch.Tensor:
         if redop is None:
-            return _hash(rank, places) % (LARGEST + 1)
+            return _pseudo_random(rank, places) % (LARGEST + 1)
         # A rank's input: its own value if it is one of the next active ranks after place, else neutral
         size = group.size
         operator = _OPERATORS[redop]
@@ -428,7 +428,7 @@ def working_bytes(case: Case, group: RankGroup) -> int:
     return min(case.count, PERIODS[group.device.type]) * WORKING_BYTES
 
 
-def _hash(ranks: torch.Tensor | int, places: torch.Tensor) -> torch.Tensor:
+def _pseudo_random(ranks: torch.Tensor | int, places: torch.Tensor) -> torch.Tensor:
     """Return pseudo-random numbers below 2**32, with the multipliers of xxHash and Knuth."""
     mixed = (places * 2654435761 + ranks * 2246822519 + 374761393) & _MASK
     mixed = ((mixed ^ (mixed >> 15)) * 668265263) & _MASK

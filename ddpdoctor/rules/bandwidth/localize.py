@@ -377,17 +377,17 @@ def _problem(part: str, slow: Slow[Any], measured: Measured) -> Problem:
 
 def _amount(slowness: Slowness) -> str:
     """Return what was reached and what is usual: "0.012 GB/s instead of the usual 0.93 GB/s"."""
-    own = _range(slowness.measure, slowness.low, slowness.high)
-    usual = _range(slowness.measure, slowness.usual, slowness.usual)
+    own = _range_words(slowness.measure, slowness.low, slowness.high)
+    usual = _range_words(slowness.measure, slowness.usual, slowness.usual)
     small = "" if slowness.measure is Measure.BANDWIDTH else " for a small message"
     return f"{own}{small} instead of the usual {usual}"
 
 
 def _latency_words(time_us: float) -> str:
-    return _range(Measure.LATENCY, time_us, time_us)
+    return _range_words(Measure.LATENCY, time_us, time_us)
 
 
-def _range(measure: Measure, low: float, high: float) -> str:
+def _range_words(measure: Measure, low: float, high: float) -> str:
     """Write "0.91-1.1 GB/s", "430 us" or "2.4-3.5 ms"."""
     unit, scale = ("GB/s", 1.0) if measure is Measure.BANDWIDTH else ("us", 1.0) if high < 1000 else ("ms", 1e-3)
     values = (low * scale, high * scale)
@@ -473,8 +473,8 @@ def _compared(results: Sequence[Series], noun: str) -> str:
     """Return what was compared: "3 pairs of ranks: 0.91-1.1 GB/s, 430-520 us"."""
     rates = [result.busbw_gb_s for result in results if result.busbw_gb_s is not None]
     times = [result.latency_us for result in results]
-    reach = [_range(Measure.BANDWIDTH, min(rates), max(rates))] if rates else []
-    return f"{len(results)} {noun}: {', '.join([*reach, _range(Measure.LATENCY, min(times), max(times))])}"
+    reach = [_range_words(Measure.BANDWIDTH, min(rates), max(rates))] if rates else []
+    return f"{len(results)} {noun}: {', '.join([*reach, _range_words(Measure.LATENCY, min(times), max(times))])}"
 
 
 def _why_unknown(bench: Bench, who: SlowParts, *, pairs: bool) -> str:

@@ -305,7 +305,7 @@ def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
     stripped = f"names were compared without the prefix {' and '.join(prefixes)} in {_paths(facts, with_prefix)}"
     return Problem(
         confidence=Confidence.HIGH if has_majority and not other_steps else Confidence.MEDIUM,
-        ranks=_ranks(facts, blamed),
+        ranks=_file_ranks(facts, blamed),
         tensor=rest if rest and head in {*MODEL_KEYS, "module"} else name,
         summary=f"{many} {verb} {between}{first}{values}",
         evidence=(
@@ -319,7 +319,7 @@ def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
     )
 
 
-def _ranks(facts: DiffFacts, files: Sequence[int]) -> tuple[int, ...]:
+def _file_ranks(facts: DiffFacts, files: Sequence[int]) -> tuple[int, ...]:
     """Return the ranks of files, or nothing unless every file name gives a different rank."""
     ranks = [file.rank for file in facts.files]
     if None in ranks or len(set(ranks)) < len(ranks):
@@ -349,7 +349,7 @@ def _values(facts: DiffFacts, part: Unequal) -> str:
 
 
 def _paths(facts: DiffFacts, files: Sequence[int]) -> str:
-    ranks = _ranks(facts, files)
+    ranks = _file_ranks(facts, files)
     if len(files) > MAX_NAMED and len(ranks) == len(files):
         return f"the files of {rank_list(ranks)}"
     base_names = [file.path.rpartition("/")[2] for file in facts.files]

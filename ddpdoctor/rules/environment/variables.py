@@ -39,7 +39,7 @@ def check_env_unknown(node: Node) -> Answer:
     strangers = f"and {', '.join(others)}" if others else "and no similar names"
     names = {variable.name for process in node.processes for variable, _ in _known_variables(process)}
     count = count_of(len(names), "known variable") if names else "no known variables"
-    return judged(_draw(node, var.find_too_new, unknown=True), f"{count} {strangers}")
+    return judged(_flaw_problems(node, var.find_too_new, unknown=True), f"{count} {strangers}")
 
 
 @rule(
@@ -48,7 +48,7 @@ def check_env_unknown(node: Node) -> Answer:
 )  # fmt: skip
 def check_env_value(node: Node) -> Answer:
     """Report variables whose value has the wrong form."""
-    return judged(_draw(node, var.find_wrong_value), _shown_settings(node))
+    return judged(_flaw_problems(node, var.find_wrong_value), _shown_settings(node))
 
 
 @rule(
@@ -57,7 +57,7 @@ def check_env_value(node: Node) -> Answer:
 )  # fmt: skip
 def check_env_deprecated(node: Node) -> Answer:
     """Report variables that have a new name, that are no longer read, or that never existed."""
-    return judged(_draw(node, var.find_deprecated), _shown_settings(node))
+    return judged(_flaw_problems(node, var.find_deprecated), _shown_settings(node))
 
 
 @rule(
@@ -71,7 +71,7 @@ def check_env_danger(node: Node) -> Answer:
         is_left_out = variable.name == "NCCL_IB_DISABLE" and context.active_port  # see ib-disabled
         return None if is_left_out else var.find_danger(variable, value, context)
 
-    return judged(_draw(node, danger), _shown_settings(node))
+    return judged(_flaw_problems(node, danger), _shown_settings(node))
 
 
 def _known_variables(process: NodeProcess) -> list[tuple[Variable, str]]:
@@ -79,7 +79,7 @@ def _known_variables(process: NodeProcess) -> list[tuple[Variable, str]]:
     return [(variable, value) for variable, value in found if variable is not None]
 
 
-def _draw(
+def _flaw_problems(
     node: Node, question: Callable[[Variable, str, var.VariableContext], var.Flaw | None], *, unknown: bool = False
 ) -> Iterator[Problem]:
     """Check every listed variable for one kind of flaw, after looking for unknown names if requested."""

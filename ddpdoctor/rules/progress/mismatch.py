@@ -214,7 +214,7 @@ def _mismatch_problem(job: JobState, conflict: Conflict) -> Problem:
         job,
         blamed,
         confidence=conflict.blame.confidence,
-        where=tuple(place for part in departing for place in places(part.rank, _where(job, part, departing[0], way))),
+        where=tuple(place for part in departing for place in places(part.rank, _spots(job, part, departing[0], way))),
         summary=summary,
         evidence=(
             f"collective {conflict.seq}{counted} of {group_words(conflict.group, job.world)}: {conflict.blame.reason}",
@@ -232,7 +232,7 @@ def _mismatch_problem(job: JobState, conflict: Conflict) -> Problem:
     )
 
 
-def _where(job: JobState, part: TimelineEntry, first: TimelineEntry, way: Turning | Guard | None) -> list[Frame | None]:
+def _spots(job: JobState, part: TimelineEntry, first: TimelineEntry, way: Turning | Guard | None) -> list[Frame | None]:
     rank = job.ranks[part.rank]
     shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
     way = way if part.key == first.key else None
