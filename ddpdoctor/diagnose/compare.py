@@ -147,7 +147,7 @@ VOLATILE = frozenset({
 })  # fmt: skip
 ONE_SIDED = frozenset({Topic.VERDICT, Topic.VARIABLE})  # topics in which a side without a value is itself a difference
 # Options that change nothing in a run.
-OUTPUTS = frozenset({"--report-dir", "--output", "-o", "--plot", "--html", "--format"})
+OUTPUTS = frozenset({"--master-port", "--report-dir", "--output", "-o", "--plot", "--html", "--format"})
 COMMAND = (Topic.SETTING, "command line")
 MAX_TEXT = 1000
 

@@ -25,10 +25,11 @@ def test_a_run_that_failed_is_compared_with_one_that_worked_and_handed_on(tmp_pa
 
     done = ddpdoctor("diff", worked.folder, failed.folder, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("ddpdoctor: the runs differ in NCCL_IB_DISABLE: not set in A, 1 in B")
+    differs = "…plain.py clean_plain in A, …died.py crash_hardware in B, and"
+    assert done.stdout.startswith(f"ddpdoctor: the runs differ in command line: {differs}")
     told = json.loads(ddpdoctor("diff", worked.folder, failed.folder, "--format", "json", cwd=tmp_path).stdout)
     names = [one["name"] for one in told["data"]["run_differences"]["differences"]]
-    assert names[:2] == ["DD604 crash", "NCCL_IB_DISABLE"]
+    assert names[:3] == ["DD604 crash", "command line", "NCCL_IB_DISABLE"]
 
     done = ddpdoctor("bundle", failed.folder, "--yes", "-o", "run.zip", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

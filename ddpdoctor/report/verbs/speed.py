@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.codec import decode
@@ -291,12 +292,11 @@ def show_apart(first: str, second: str, most: int = MAX_CELL) -> tuple[str, str]
     texts = [first, second]
     if max(map(len, texts)) > most:
         a, b = (re.findall(r"[^ /]*[ /]|[^ /]+", text) for text in texts)
-        left_out, before = ["", ""], ""
-        for number, at in enumerate((0, -1)):
-            while a and b and a[at] == b[at]:
-                before, left_out[number] = (b[0], "…") if at == 0 else (before, "…")
-                del a[at], b[at]
-        left_out[0] += before if before.startswith("-") else ""  # the option whose value differs
-        texts = ["".join(words).join(left_out) for words in (a, b)]
+        shown: tuple[list[str], list[str]] = ([], [])
+        for tag, a1, a2, b1, b2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+            option = a[a2 - 1] if a2 < len(a) and re.match("-[^=]+$", a[a2 - 1]) else ""  # whose value differs
+            for words, part in zip(shown, (a[a1:a2], b[b1:b2]), strict=True):
+                words.extend(["…", option] if tag == "equal" else part)
+        texts = ["".join(words) for words in shown]
     first, second = (text if len(text) <= most else f"{text[: most - 1]}…" for text in texts)
     return first, second
