@@ -1,4 +1,4 @@
-"""The reports of the gallery and the pictures in docs/images: made from records of real runs that the tests keep.
+"""The reports of the gallery and the pictures in docs/images: made from what the tests keep.
 
 python docs/gallery.py FOLDER        write the page of each report; Sphinx does this for the site
 python docs/gallery.py --pictures    draw docs/images/verdict*.svg, and with Chromium docs/images/report.png
