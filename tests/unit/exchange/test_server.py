@@ -228,6 +228,7 @@ def test_files_that_run_out_make_clients_wait_and_no_loop_spin(server):
     """Where accept fails for want of files the server rests, and serves those who wait once there are some again."""
     first = client(server)
     waiting = socket.socket()
+    gc.collect()  # sockets that earlier tests left in cycles must not free their numbers meanwhile
     used = max(int(file.name) for file in Path("/proc/self/fd").iterdir()) + 1
     with contextlib.ExitStack() as held, files(used + 1):
         with contextlib.suppress(OSError):
@@ -244,7 +245,7 @@ def test_files_that_run_out_make_clients_wait_and_no_loop_spin(server):
 
 def test_connections_leave_files_for_what_else_this_process_does(server):
     first = client(server)
-    gc.collect()  # sockets that earlier tests left in cycles must not free their numbers meanwhile
+    gc.collect()  # as above
     held = [os.open("/dev/null", os.O_RDONLY) for _ in range(SPARED_FILES)]
     with files(max(held) + SPARED_FILES // 2), pytest.raises(StoreError):
         client(server, limit_s=0.2)
