@@ -88,7 +88,6 @@ def test_ranks_that_no_process_group_connects(tmp_path: Path) -> None:
     ran = run("separate", tmp_path, *PATIENT, ranks=2, args=("wrong",))
     verdict = ran.report["verdict"]
     assert (verdict["kind"], verdict["ranks"], verdict["severity"]) == ("not-distributed", [0, 1], "warning")
-    assert [(place["rank"], place["line"]) for place in verdict["where"]] == [(0, *marked_lines("separate"))]
     assert ran.status == 0
 
 

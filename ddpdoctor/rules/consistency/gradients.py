@@ -420,9 +420,7 @@ def check_distributed(job: Job) -> Answer:
     if steps < MIN_STEPS:
         return skipped(f"the ranks took fewer than {MIN_STEPS} optimizer steps")
     ranks = tuple(rank.rank for rank in job.ranks)
-    lines = [seen.frame for seen in job.ranks[0].lines_seen if not seen.in_child]  # the most frequent first
-    where = tuple(to_place(ranks[0], frame) for frame in lines[:1])
     evidence = (f"each took at least {steps} optimizer steps", "none called init_process_group")
     fix = "call init_process_group and wrap the model in DistributedDataParallel; for one process, start one rank"
     summary = f"{rank_list(ranks)} train separate models: no process group connects them"
-    return found(summary, ranks=ranks, where=where, evidence=evidence, fix=fix)
+    return found(summary, ranks=ranks, evidence=evidence, fix=fix)

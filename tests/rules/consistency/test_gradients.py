@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from ddpdoctor.model import trial as trials
 from ddpdoctor.model.consistency import NonFinite, Origin
-from ddpdoctor.model.steps import LineSeen, Phase
 from ddpdoctor.model.trial import GradientErrors, OneProcess, Participant, ReferenceStep, Trial, TrialSettings
 from ddpdoctor.rules.consistency import reference
 from tests.golden import table
@@ -54,14 +53,10 @@ ROUNDING = 1e-7
 check_reference, check_repeat = asking("reference-gradient"), asking("not-repeatable")
 
 
-def alone(ranks=2, steps=100, joined=(), unrecorded=(), line=None, world=None):
+def alone(ranks=2, steps=100, joined=(), unrecorded=(), world=None):
     """Ranks of one launch that train, of which only ``joined`` have called init_process_group."""
-    worker = LineSeen(frame=build.line(7), phase=Phase.BEFORE, times=90, in_child=True)
-    seen = (worker, LineSeen(frame=build.line(line), phase=Phase.BEFORE, times=80, in_child=False)) if line else ()
     members = [
-        build.ended(
-            rank, ranks, steps=steps, initialized=rank in joined, recorded=rank not in unrecorded, lines_seen=seen
-        )
+        build.ended(rank, ranks, steps=steps, initialized=rank in joined, recorded=rank not in unrecorded)
         for rank in range(ranks)
     ]
     return replace(build.job(*members, ended=True, launcher_status=0), world_size=world or ranks)

@@ -1,7 +1,6 @@
 """Each rank trains a model; "wrong" makes no process group, so that no gradient is averaged."""
 
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -19,7 +18,6 @@ def train() -> None:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(STEPS):
-        time.sleep(0.03)  # FAULT
         model(torch.randn(4, 8)).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
