@@ -370,6 +370,7 @@ class ShownProgress(AbstractContextManager["ShownProgress"]):
 
     def show(self, what: str, share: float, left_s: float | None) -> None:
         """Show what is being measured, the share that is done (0 to 1), and the seconds left, if known."""
+        end_status()
         self._bar.start()
         minutes, seconds = divmod(max(0, round(left_s or 0)), 60)
         left = "" if left_s is None else f"{minutes} min {seconds:02d} s left" if minutes else f"{seconds} s left"

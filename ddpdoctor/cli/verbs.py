@@ -70,18 +70,8 @@ UNWANTED = re.compile(r"  \[required\]| <(list\[)?(str|path|Path)\]?>")  # what 
 # The error for a wrong command line: click's, or that of the click inside newer versions of Typer.
 UsageError: Any = typer.BadParameter.__bases__[0]
 SPLIT = "ddpdoctor.split"
-# Commands that take seconds and show nothing else meanwhile.
-SLOW = frozenset(VERBS) - {
-    "allreduce-bench",
-    "check-checkpoint",
-    "config",
-    "demo",
-    "explain",
-    "mcp",
-    "status",
-    "tune",
-    "wrap",
-}
+# Commands that take seconds before they show anything else.
+SLOW = frozenset(VERBS) - {"config", "demo", "explain", "mcp", "status", "tune", "wrap"}
 
 
 def write_options(command: Any, ctx: Any, formatter: Any) -> None:

@@ -231,7 +231,7 @@ def test_other_ranks_and_streams_show_nothing_and_nobody_does_after_it_was_stopp
 @pytest.mark.parametrize(
     ("words", "rank", "is_shown"),
     [("check-env shm", None, True), ("check-env shm", "1", False), ("explain DD601", None, False),
-     ("check-consistency", None, False), ("check-consistency", "0", True)],
+     ("check-consistency", None, False), ("check-consistency", "0", True), ("allreduce-bench", "0", True)],
 )  # fmt: skip
 def test_a_slow_command_says_what_it_does_until_its_first_output(terminal, monkeypatch, words, rank, is_shown):
     """Of several ranks the first does, and not the process that starts them."""
