@@ -196,8 +196,7 @@ def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
             own_names = note.names if isinstance(note, Option) else ()
             names = own_names or (f"--{each.name.replace('_', '-')}",)
             if variables and isinstance(note, Option):
-                variable = variables + names[0].lstrip("-").replace("-", "_").upper()
-                option = replace(note, declared=note.declared or note, variable=variable)
+                option = note.but(variable=variables + names[0].lstrip("-").replace("-", "_").upper())
             found.append(
                 Declared(
                     field=each.name, type=get_args(base)[0] if is_repeatable else base, option=option, names=names,

@@ -144,18 +144,15 @@ def describe_defect(error: Exception) -> str:
 
 
 def show_status(what: str) -> None:
-    """Show on a terminal what goes on, until the first output. It needs no thread: the process may fork."""
+    """Show on a terminal what the command does, until its first output. No thread draws it: the process may fork."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.live import Live
 
-        shown = Live(
-            auto_refresh=False, transient=True, redirect_stdout=False, console=Console(stderr=True, highlight=False)
-        )
-        _shown.append(shown)
+        console = Console(stderr=True, highlight=False)
+        _shown.append(Live(f"{what} ...", auto_refresh=False, transient=True, redirect_stdout=False, console=console))
         atexit.register(end_status)  # also after a Ctrl-C: the cursor is hidden until then
-        shown.start()
-        shown.update(f"{what} ...", refresh=True)
+        _shown[0].start(refresh=True)
 
 
 def end_status() -> None:

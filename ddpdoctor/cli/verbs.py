@@ -40,7 +40,7 @@ EXAMPLES = (
     ("tune", "ddpdoctor tune --only bucket_cap --rounds 8 train.py", "one kind of setting, with less noise"),
     ("tune", "ddpdoctor tune --scaling 1,2,4 train.py", "what is the gain of more ranks?"),
     ("status", "ddpdoctor status", "the latest job of this folder"),
-    ("status", "ddpdoctor status RUN --watch", "again every second, until the job ends"),
+    ("status", "ddpdoctor status RUN --watch", "again every two seconds, until the job ends"),
     ("status", "ddpdoctor status RUN --dump", "the stacks of all ranks; the job continues"),
     ("attach", "ddpdoctor attach", "the training job of this machine"),
     ("attach", "ddpdoctor attach --slurm 4711", "all nodes of a Slurm job, from the login node"),
@@ -125,8 +125,10 @@ def explain_use(error: Any, command: str) -> UserError:
         what, hint = f"{command} has no option {name}", nearest(name, names, hint)
     elif name:
         what = f"the option {name} {'takes no' if 'not take' in what else 'needs a'} value"
-    elif param is not None:
+    elif param is not None and not what:
         what = f"{command} needs {param.metavar or param.name}"
+    elif param is not None:  # all other values are parsed by ``Declared.parse``
+        what, hint = f"{param.envvar} is neither true nor false", "Set it to 1 or 0, or unset it."
     return UserError(what, help=hint)
 
 
@@ -190,7 +192,7 @@ class Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command with the options that its module declares, or None if the name is unknown."""
         if cmd_name not in VERBS:
-            raise UserError(f"there is no command {cmd_name}", help=nearest(cmd_name, VERBS))
+            raise UserError(f"unknown command: {cmd_name}", help=nearest(cmd_name, VERBS))
         module, verb = load_verb(cmd_name), VERBS[cmd_name]
         alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         alone.command(

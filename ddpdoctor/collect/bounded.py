@@ -125,9 +125,8 @@ def start_program(
     """
     if is_bound:
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(os.getpid()), *command]
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
-    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=env)
     atexit.register(process.kill)
     return process
 

@@ -474,10 +474,9 @@ def _work(run: Run, index: int) -> GpuWork:
     said = ended.records
     if said:
         return GpuWork(index=index, timed_out=False, **said[-1])
-    error = f"no result within {WORK_LIMIT_S:.0f} s" if ended.status is None else ended.last_error
-    return GpuWork(
-        index=index, ok=False, error=error, timed_out=ended.status is None, seconds=time.monotonic() - started
-    )
+    is_late, seconds = ended.status is None, time.monotonic() - started
+    error = f"no result within {WORK_LIMIT_S:.0f} s" if is_late else ended.last_error
+    return GpuWork(index=index, ok=False, error=error, timed_out=is_late, seconds=seconds)
 
 
 if __name__ == "__main__":

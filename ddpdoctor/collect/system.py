@@ -5,6 +5,7 @@ A recorded machine is read by the same code: it is a folder of files with answer
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import math
@@ -227,8 +228,10 @@ def is_shared(path: Path, system: System = HERE) -> bool:
 def mount_of(system: System, path: str) -> tuple[str, str | None]:
     """Return the mount point of a path, and the type of its file system (None if unknown)."""
     best, fstype = "", None
-    mounts = system.root / "proc/mounts"
-    for line in mounts.read_text(errors="replace").splitlines() if mounts.exists() else ():
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = (system.root / "proc/mounts").read_text(errors="replace").splitlines()
+    for line in lines:
         words = line.split(" ")
         if len(words) < 3:
             continue

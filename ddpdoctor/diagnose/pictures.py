@@ -596,7 +596,7 @@ def fold_waits(targets: Mapping[int, frozenset[int]], rows: Rows, blamed: frozen
     if not targets:
         return None
     taking_part = sorted({*targets}.union(*set(targets.values())))
-    ids = {whom: number for number, whom in enumerate(dict.fromkeys(targets.values()))}
+    ids = {peers: number for number, peers in enumerate(dict.fromkeys(targets.values()))}
 
     def looks(rank: int) -> Hashable:
         row = rows.get(rank)
@@ -608,8 +608,8 @@ def fold_waits(targets: Mapping[int, frozenset[int]], rows: Rows, blamed: frozen
         alike = grouped((looks(rank), rank) for rank in taking_part)
     classes = list(alike.values())[:MOST_CLASSES]
     number_of = {rank: number for number, ranks in enumerate(classes) for rank in ranks}
-    pairs = {(number_of[rank], whom) for rank, whom in targets.items() if rank in number_of}
-    links = {(number, number_of[peer]) for number, whom in pairs for peer in whom if peer in number_of}
+    pairs = {(number_of[rank], peers) for rank, peers in targets.items() if rank in number_of}
+    links = {(number, number_of[peer]) for number, peers in pairs for peer in peers if peer in number_of}
     made = []
     for ranks in classes:
         row = rows.get(ranks[0])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.gpus import GpuCount
 
-ALIKE = 0.8  # our choice: with this similarity, on difflib's scale to 1, an option is one of ours, mistyped
+ALIKE = 0.8  # our choice: an unknown option this similar to one of ours (difflib, 0 to 1) is that one, mistyped
 ASK_TIMEOUT_S = 60.0  # importing torch takes a second or two; a cold network file system may need a minute
 _WITH_VALUE = (
     "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
@@ -51,8 +51,7 @@ print(json.dumps({name: action.nargs != 0 for action in actions for name in acti
 """
 HELP_OPTIONS = frozenset({"--help", "-h"})
 USAGE = (
-    "Usage: ddpdoctor wrap [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..., or ddpdoctor wrap [OPTIONS] -- COMMAND "
-    "[ARGS]...; see `ddpdoctor wrap --help`."
+    "Give [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..., or [OPTIONS] -- COMMAND [ARGS]...; --help lists the options."
 )
 _MODULE = frozenset({"-m", "--module"})
 _NO_PYTHON = "--no-python"
@@ -161,7 +160,7 @@ def split_command(
             near = difflib.get_close_matches(name, own_options, 1, ALIKE) if is_long else []
             known = {} if near else ask()
             if name not in known:
-                what = f"neither ddpdoctor wrap nor torchrun has the option {given}"
+                what = f"neither ddpdoctor nor torchrun has the option {given}"
                 raise UserError(what, help=f"Did you mean {near[0]}?" if near else USAGE)
         takes_value = known[name]
         has_value = bool(equals) if is_long else len(word) > _SHORT_LENGTH  # --tee=3, -t3

@@ -47,7 +47,7 @@ OUTCOME_TONES = {
 # Outcomes of checks without an answer. They must not read like "passed".
 UNKNOWN = frozenset({Outcome.INCONCLUSIVE, Outcome.CRASHED})
 LABEL_WIDTH = 8
-# Names in a verdict that may be those of calls on its line. Other names are words too: in "step 11", step is no call.
+# Names in a verdict that may be calls on its line. Others are words too: in "step 11", step is not a call.
 _CALLED = re.compile(r"\b(?:\w+_\w+|backward|barrier|broadcast|reduce|gather|scatter|send|recv|item)\b")
 _CALL = re.compile(r"\b[\w.]*\w(?=\s*\()")
 

@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from ddpdoctor.cli.options import METRICS, PANELS, REPORT, VERBS, Argument, Option, declared_by, load_verb
 from ddpdoctor.cli.verbs import app, read_command_line
+from ddpdoctor.model.errors import UserError
 from tests.golden import words
 
 MOST_HELP = 55
@@ -90,6 +91,12 @@ def asked_by(line):
 
 
 test_words = words(__name__, asked_by=asked_by)
+
+
+def test_a_variable_that_is_neither_true_nor_false_is_named(monkeypatch):
+    monkeypatch.setenv("DDPDOCTOR_QUIET", "banana")
+    with pytest.raises(UserError, match="DDPDOCTOR_QUIET is neither true nor false"):
+        read("wrap", "t.py")
 
 
 def test_a_variable_sets_an_option_unless_it_is_empty(monkeypatch):

@@ -409,7 +409,7 @@ def check_random_state(job: Job) -> Answer:
 MIN_STEPS = 10  # our choice: a script may well take a few steps before it creates the process group
 
 
-@rule("DD511", "not-distributed", Severity.WARNING, "Each rank trains a model of its own")
+@rule("DD511", "not-distributed", Severity.WARNING, "Each rank trains its own model")
 def check_distributed(job: Job) -> Answer:
     """Report ranks of one launch that train without a process group, so that no gradient is averaged."""
     if (job.world_size or 1) < 2 or len(job.ranks) != job.world_size or not all(rank.recorded for rank in job.ranks):

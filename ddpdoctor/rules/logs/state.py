@@ -295,8 +295,8 @@ class RunState:
 
     def refusals(self) -> list[tuple[lf.Refused, list[int]]]:
         """Return what a look could not use, each once, with the ranks for which it is the same."""
-        nobody, nowhere = lf.Who(), lf.Spot(source="")
-        alike = grouped((replace(fact, who=nobody, spot=nowhere), fact.who.rank) for fact in self.all[lf.Refused])
+        no_rank, no_spot = lf.Who(), lf.Spot(source="")
+        alike = grouped((replace(fact, who=no_rank, spot=no_spot), fact.who.rank) for fact in self.all[lf.Refused])
         return [(fact, sorted({rank for rank in ranks if rank is not None})) for fact, ranks in alike.items()]
 
     def hosts_of(self, ranks: Sequence[int]) -> tuple[str, ...]:

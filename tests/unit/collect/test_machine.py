@@ -115,6 +115,8 @@ def test_mounts_with_spaces_and_one_over_another_and_a_path_is_shared_if_its_dee
     assert mount_of(machine, "/mydata") == ("/", "ext4")
     paths = ("/tmp/x", "/home/me/x", "/home/me/s3/x", "/my data/x")
     assert [is_shared(Path(path), machine) for path in paths] == [False, True, False, True]
+    (tmp_path / "unreadable" / "proc" / "mounts").mkdir(parents=True)
+    assert mount_of(System(root=tmp_path / "unreadable"), "/x") == ("/", None)
 
 
 def test_a_system_without_proc_and_sys(tmp_path):
